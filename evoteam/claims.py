@@ -1,0 +1,276 @@
+"""Claims of the paper as data, and the rules by which a measurement judges them.
+
+A claim is one published figure (expected_results.json). `Evidence` is what this run, or its absence, says
+about it. `judge` makes a verdict of the two; nothing else does.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+REPRODUCED, NOT_REPRODUCED, UNSTABLE = "reproduced", "not-reproduced", "unstable"
+RECORDED, NO_HARDWARE, NO_BASELINE = "recorded", "hardware-unavailable", "baseline-unavailable"
+NOT_RUN, SHOWN = "not-run", "shown"
+VERDICTS = (REPRODUCED, NOT_REPRODUCED, UNSTABLE, RECORDED, NO_HARDWARE, NO_BASELINE, NOT_RUN, SHOWN)
+UNJUDGED = (UNSTABLE, RECORDED, NO_HARDWARE, NO_BASELINE, NOT_RUN)
+
+MODES = ("run-only", "extra-budget", "same-budget", "fixed-team", "kda-mi350x", "kda-b200")
+SCOPES = ("run", "step", "search", "kda")
+FIGURES = ("geomean", "wins", "worst", "score")
+ROUNDING = 1e-9  # decimal figures such as 1.21 - 0.005 have no exact binary value
+
+
+class ClaimsError(ValueError):
+    """expected_results.json cannot be used; the message names the place and what is wanted there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One published figure. `value` is a number, or (low, high) when a range was published."""
+
+    id: str
+    mode: str
+    title: str
+    value: float | tuple[float, float]
+    unit: str
+    judge: str  # "ratio", "range" or "shown"
+    scope: str
+    conditions: str
+    sources: tuple[str, ...]
+    hardware: str | None = None  # None: the sources do not name the GPU
+    tolerance: float = 0.0
+    figure: str = ""
+    baseline: str = ""
+    workloads: int = 0  # how many workloads the claim is about; 0 where that is not published
+    task: str = ""
+    arm: str = ""
+    runs: int | None = None
+    reported: str = ""
+    caveats: tuple[str, ...] = ()
+
+    @property
+    def bar(self) -> float:
+        """The smallest measured value that reproduces the claim, tolerance included."""
+        low = self.value[0] if isinstance(self.value, tuple) else self.value
+        return low - self.tolerance
+
+    @property
+    def published(self) -> str:
+        """The figure as the paper prints it: `1.21x`, `0.44-0.51x`, `36 of 47`."""
+        if isinstance(self.value, tuple):
+            return f"{self.value[0]:.2f}-{self.value[1]:.2f}{self.unit}"
+        return self.show(self.value)
+
+    def show(self, value: float) -> str:
+        """`value` in this claim's unit."""
+        if self.unit == "x":
+            return f"{value:.2f}x"
+        if self.unit == "USD":
+            return f"${value:,.0f}"
+        return f"{value:g} {self.unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known here about a claim.
+
+    absent: the verdict to give when nothing was measured now, else "".
+    value: the measured figure, or the recorded one. low, high: what unstable rows leave open, value when none is.
+    """
+
+    absent: str = ""
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    device: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A claim with its verdict. `where` carries the GPU, `reason` one sentence for the reader."""
+
+    claim: Claim
+    verdict: str
+    measured: float | None = None
+    device: str = ""
+    reason: str = ""
+    where: str = ""
+
+    def to_json(self) -> dict:
+        return asdict(self.claim) | {
+            "published": self.claim.published,
+            "measured": self.measured,
+            "measured_text": "" if self.measured is None else self.claim.show(self.measured),
+            "device": self.device,
+            "where": self.where,
+            "verdict": self.verdict,
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The whole file: the claims with the paper, its sources and the caveats that hold for all of them."""
+
+    claims: tuple[Claim, ...]
+    paper: dict
+    sources: dict
+    caveats: tuple[str, ...] = field(default=())
+
+
+def load(path: Path) -> Expected:
+    """Read and check `expected_results.json`. Raises ClaimsError with every fault found, not only the first."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ClaimsError(f"cannot read {path}: {error.strerror}; it lies beside repro.py in a checkout") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ClaimsError(f"{path} is not JSON: {error}; restore it with `git checkout {path.name}`") from error
+    if not isinstance(data, dict) or data.get("schema") != 1 or not isinstance(data.get("claims"), list):
+        raise ClaimsError(f'{path}: wanted an object with "schema": 1 and a list "claims"')
+    sources = data.get("sources")
+    sources = sources if isinstance(sources, dict) else {}
+    faults: list[str] = []
+    claims = [_claim(row, f"claims[{i}]", sources, faults) for i, row in enumerate(data["claims"])]
+    ids = Counter(claim.id for claim in claims if claim)
+    faults += [f'id "{name}" is used {count} times' for name, count in ids.items() if count > 1]
+    if not claims:
+        faults.append("claims is empty")
+    if faults:
+        raise ClaimsError(f"{path}: " + "; ".join(faults))
+    return Expected(tuple(claims), data.get("paper", {}), sources, tuple(data.get("caveats", ())))
+
+
+def _claim(row: object, place: str, sources: dict, faults: list[str]) -> Claim | None:
+    if not isinstance(row, dict):
+        faults.append(f"{place} is {type(row).__name__}, wanted an object")
+        return None
+    names = Claim.__dataclass_fields__
+    place = f'{place} ("{row.get("id")}")'
+    before = len(faults)
+    faults += [f"{place} has unknown field {key}" for key in row if key not in names]
+    required = ("id", "mode", "title", "value", "unit", "judge", "scope", "conditions", "sources")
+    faults += [f"{place} lacks {key}" for key in required if key not in row]
+    if len(faults) > before:
+        return None
+    value = row["value"]
+    pair = isinstance(value, list) and len(value) == 2 and all(map(_number, value)) and value[0] <= value[1]
+    choices = {"mode": MODES, "scope": SCOPES, "judge": ("ratio", "range", "shown")}
+    faults += [
+        f"{place}: {key} is {row[key]!r}, wanted one of {', '.join(allowed)}"
+        for key, allowed in choices.items()
+        if row[key] not in allowed
+    ]
+    if not (pair if row["judge"] == "range" else _number(value)):
+        faults.append(f"{place}: value is {value!r}, wanted " + ("[low, high]" if row["judge"] == "range" else "a number"))
+    if row["judge"] != "shown" and row.get("figure") not in FIGURES:
+        faults.append(f"{place}: figure is {row.get('figure')!r}, wanted one of {', '.join(FIGURES)}")
+    if not _number(row.get("tolerance", 0)) or row.get("tolerance", 0) < 0:
+        faults.append(f"{place}: tolerance is {row['tolerance']!r}, wanted a number >= 0")
+    if not isinstance(row["sources"], list) or not row["sources"]:
+        faults.append(f"{place}: sources is {row['sources']!r}, wanted a list of names under \"sources\"")
+    else:
+        faults += [f"{place}: source {name!r} is not listed under sources" for name in row["sources"] if name not in sources]
+    if len(faults) > before:
+        return None
+    lists = {key: tuple(item) if isinstance(item, list) else item for key, item in row.items()}
+    return Claim(**lists)
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def judge(claim: Claim, evidence: Evidence) -> Judgement:
+    """The verdict of `claim` on `evidence`; `unstable` only where the spread leaves the verdict open."""
+    if claim.judge == "shown":
+        return Judgement(claim, SHOWN, reason="not judged by nature; shown as published")
+    where = place(claim, evidence.device)
+    if evidence.absent:
+        verdict = evidence.absent
+    elif evidence.value is None or math.isnan(evidence.value):
+        raise ValueError(f"evidence for {claim.id} has no value and does not say why")
+    else:
+        low = evidence.value if evidence.low is None else evidence.low
+        high = evidence.value if evidence.high is None else evidence.high
+        bar = claim.bar - ROUNDING
+        verdict = REPRODUCED if low >= bar else NOT_REPRODUCED if high < bar else UNSTABLE
+    return Judgement(claim, verdict, evidence.value, evidence.device, evidence.reason, where)
+
+
+def place(claim: Claim, device: str) -> str:
+    """`on NVIDIA B200`, or on any other chip `on NVIDIA H200, claim is for NVIDIA B200`."""
+    if not device:
+        return ""
+    if claim.hardware is None:
+        return f"on {device}, claim is for a GPU its sources do not name"
+    chip = claim.hardware.split()[-1]
+    if re.search(rf"\b{re.escape(chip)}\b", device, re.IGNORECASE):
+        return f"on {device}"
+    return f"on {device}, claim is for {claim.hardware}"
+
+
+def figure(ratios: list[float], name: str) -> float:
+    """A claim's figure from per-workload ratios (baseline time / kernel time; 0 for a wrong result)."""
+    if name == "wins":
+        return float(sum(ratio > 1 for ratio in ratios))
+    if name == "worst":
+        return min(ratios)
+    if min(ratios) <= 0:
+        return 0.0  # one wrong workload is not averaged away
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def from_scope(claim: Claim, record: dict, device: str) -> Evidence:
+    """Evidence from one scope's record of `kernels.measure` (rows with ratio, status and samples)."""
+    rows = record["rows"]
+    if not rows:
+        return Evidence(NOT_RUN, device=device, reason="no workload was measured")
+    ratios = [0.0 if row["status"] == "wrong" else row["ratio"] for row in rows]
+    value = figure(ratios, claim.figure)
+    low = figure([_bound(row, ratio, -1) for row, ratio in zip(rows, ratios)], claim.figure)
+    high = figure([_bound(row, ratio, +1) for row, ratio in zip(rows, ratios)], claim.figure)
+    wrong = [row["index"] for row in rows if row["status"] == "wrong"]
+    unstable = [row["index"] for row in rows if row["status"] == "unstable"]
+    reason = ""
+    if wrong:
+        reason = f"wrong result on workload {_list(wrong)}: counts as 0"
+    elif unstable:
+        reason = f"spread above 10% on workload {_list(unstable)}: {claim.show(low)} to {claim.show(high)}"
+    if len(rows) < claim.workloads and not wrong:
+        reason = f"{len(rows)} of the claim's {claim.workloads} workloads measured"
+        return Evidence(NOT_RUN, value, device=device, reason=reason)
+    return Evidence("", value, low, high, device, reason)
+
+
+def _bound(row: dict, ratio: float, side: int) -> float:
+    """The least (-1) or greatest (+1) ratio that an unstable row's middle 80% of samples allow."""
+    if row["status"] != "unstable":
+        return ratio
+    ours = sorted(row["samples"]["ours"])
+    base = sorted(row["samples"][row["baseline"]])
+    of_base, of_ours = (0.1, 0.9) if side < 0 else (0.9, 0.1)
+    return base[round(of_base * (len(base) - 1))] / ours[round(of_ours * (len(ours) - 1))]
+
+
+def _list(indices: list[int]) -> str:
+    shown = ", ".join(map(str, indices[:6]))
+    return shown if len(indices) <= 6 else f"{shown} and {len(indices) - 6} more"
+
+
+def summary_line(judgements: list[Judgement]) -> str:
+    """`claims: 3 reproduced, 1 not-reproduced, 2 hardware-unavailable`: the greppable last line."""
+    counts = Counter(judgement.verdict for judgement in judgements)
+    return "claims: " + ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
+
+
+def exit_status(judgements: list[Judgement], strict: bool) -> int:
+    """1 if some claim is not reproduced; else 3 with `strict` if one could not be judged; else 0."""
+    verdicts = {judgement.verdict for judgement in judgements}
+    if NOT_REPRODUCED in verdicts:
+        return 1
+    return 3 if strict and verdicts & set(UNJUDGED) else 0

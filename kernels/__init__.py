@@ -1,0 +1,1 @@
+"""The kernels, what they are measured on, and how."""
