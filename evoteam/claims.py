@@ -188,7 +188,7 @@ def _number(value: object) -> bool:
 def judge(claim: Claim, evidence: Evidence) -> Judgement:
     """The verdict of `claim` on `evidence`; `unstable` only where the spread leaves the verdict open."""
     if claim.judge == "shown":
-        return Judgement(claim, SHOWN, reason="not judged by nature; shown as published")
+        return Judgement(claim, SHOWN)
     where = place(claim, evidence.device)
     if evidence.absent:
         verdict = evidence.absent

@@ -1,0 +1,152 @@
+"""What the terminal shows: tables in 80 columns, progress with time left, one line a verdict.
+
+Results go to standard output, progress and notes to standard error. No control codes where the stream is not a
+terminal; NO_COLOR is respected (rich does both).
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from evoteam.claims import Claim, Judgement
+
+WIDTH = 80
+PLAIN_SECONDS = 5.0  # a progress line into a pipe no more often than this
+STYLES = {"reproduced": "bold green", "not-reproduced": "bold red", "unstable": "yellow"}
+
+
+class Terminal:
+    """The two streams. `quiet` leaves only the verdicts; `json_only` leaves standard output to the JSON record."""
+
+    def __init__(self, quiet: bool = False, json_only: bool = False):
+        self.quiet = quiet
+        self.json_only = json_only
+        self.out = _console(sys.stdout)
+        self.err = _console(sys.stderr)
+
+    def note(self, text: str) -> None:
+        """A line about what is going on, for the person at the terminal."""
+        if not self.quiet:
+            self.err.print(Text(text), soft_wrap=True)
+
+    def show(self, *renderables) -> None:
+        """Results that `--quiet` may leave out."""
+        if not self.quiet and not self.json_only:
+            self.out.print(*renderables)
+
+    def verdicts(self, judgements: list[Judgement], last_line: str) -> None:
+        """One line a claim, the reasons indented below it, the greppable line last."""
+        if self.json_only:
+            return
+        if not self.quiet:
+            self.out.print(Text(f"{'verdict':<20}  {'claim':<23}  {'paper':>11}  {'here':>8}  scope", style="bold"))
+        for judgement, following in zip(judgements, [*judgements[1:], None]):
+            self.out.print(_verdict_line(judgement))
+            if not self.quiet and (following is None or _details(following) != _details(judgement)):
+                for detail in _details(judgement):
+                    self.out.print(Padding(Text(detail, style="dim"), (0, 0, 0, 4), expand=False))
+        self.out.print(Text(last_line, style="bold"), soft_wrap=True)
+
+    @contextmanager
+    def progress(self, label: str) -> Iterator:
+        """Gives `step(done, total, detail)`: a bar with the time left, or now and then a line into a pipe."""
+        if self.quiet:
+            yield lambda done, total, detail="": None
+        elif self.err.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn())
+            with Progress(*columns, TextColumn("left  {task.fields[detail]}"), console=self.err, transient=True) as bar:
+                task = bar.add_task(label, total=None, detail="")
+                yield lambda done, total, detail="": bar.update(task, completed=done, total=total, detail=detail)
+        else:
+            yield _plain_progress(self.err, label)
+
+
+def _console(stream) -> Console:
+    console = Console(file=stream, highlight=False)
+    if not console.is_terminal or console.width > WIDTH:
+        console.width = WIDTH
+    return console
+
+
+def _plain_progress(console: Console, label: str):
+    start = last = time.monotonic()
+
+    def step(done: int, total: int, detail: str = "") -> None:
+        nonlocal last
+        now = time.monotonic()
+        if done and (now - last >= PLAIN_SECONDS or done == total):
+            last = now
+            left = (now - start) / done * (total - done)
+            ending = f", about {left:.0f} s left" if done < total else f" in {now - start:.0f} s"
+            console.print(Text(f"{label}: {done} of {total}{ending}  {detail}".rstrip()), soft_wrap=True)
+
+    return step
+
+
+def _details(judgement: Judgement) -> list[str]:
+    return [detail for detail in (judgement.where, judgement.reason) if detail]
+
+
+def _verdict_line(judgement: Judgement) -> Text:
+    claim = judgement.claim
+    here = "-" if judgement.measured is None else claim.show(judgement.measured).removesuffix(" of 47")
+    line = Text(f"{judgement.verdict:<20}", style=STYLES.get(judgement.verdict, ""))
+    line.append(f"  {claim.id:<23}  {claim.published:>11}  {here:>8}  {claim.scope}", style="default")
+    line.no_wrap = True
+    return line
+
+
+def _table(title: str | None, *columns: tuple[str, str]) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title_style="bold")
+    for name, justify in columns:
+        table.add_column(name, justify=justify, no_wrap=True)
+    return table
+
+
+def workload_table(record: dict) -> Table:
+    """One scope's rows: tokens, both times, the backend taken, ratio, share of copy bandwidth, error, spread."""
+    title = f"scope {record['scope']}, {record['timer']}, {record['flush']} L2 flush, {record['statistic']} of each row"
+    names = ("#", "batch", "tokens", "ours us", "FlashInfer us", "ratio", "copy", "error", "spread", "")
+    table = _table(title, *((name, "left" if name == "" else "right") for name in names))
+    for row in record["rows"]:
+        table.add_row(
+            str(row["index"]),
+            str(row["batch"]),
+            f"{row['tokens']:,}",
+            f"{row['ours_us']:.1f}",
+            f"{row['baseline_us']:.1f} {row['baseline']}",
+            f"{row['ratio']:.2f}x",
+            f"{row['bandwidth_share']:.0%}",
+            f"{row['error_ratio']:.1e}",
+            f"{row['spread']:.0%}",
+            "" if row["status"] == "ok" else row["status"],
+            style={"wrong": "red", "unstable": "yellow"}.get(row["status"]),
+        )
+    return table
+
+
+def scope_summary(record: dict) -> str:
+    """Geometric and arithmetic mean, wins, losses and the worst workload, each labelled."""
+    summary = record["summary"]
+    batches = ", ".join(f"B={batch} {value:.2f}x" for batch, value in summary["geomean_by_batch"].items())
+    return (
+        f"geometric mean {summary['geomean']:.2f}x ({batches}), arithmetic mean {summary['arithmetic_mean']:.2f}x\n"
+        f"faster on {summary['wins']}, slower on {summary['losses']} of {summary['n']}; "
+        f"worst workload {summary['worst']['index']} at {summary['worst']['ratio']:.2f}x"
+    )
+
+
+def claim_list(claims: tuple[Claim, ...]) -> Table:
+    """What `--list` prints: every claim with its mode and how it is judged."""
+    table = _table(None, ("mode", "left"), ("claim", "left"), ("paper", "right"), ("judged", "left"), ("hardware", "left"))
+    for claim in claims:
+        table.add_row(claim.mode, claim.id, claim.published, claim.judge, claim.hardware or "not named")
+    return table

@@ -1,0 +1,103 @@
+"""Checks the kernel claims of "Evolving Agent Teams" on this machine and says which of them hold."""
+
+import json
+import secrets
+from pathlib import Path
+
+import click
+
+from evoteam import claims, parts, record
+from evoteam.console import Terminal, claim_list
+
+EXPECTED = Path(__file__).with_name("expected_results.json")
+EXIT_STATUS = """\b
+Exit status: 2 for a wrong command; else 1 if a claim is not reproduced; else,
+with --strict, 3 if a claim could not be judged here; else 0."""
+
+
+@click.command(epilog=EXIT_STATUS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--mode", type=click.Choice([*claims.MODES, "all"]), default="all", show_default=True, help="Which claims.")
+@click.option(
+    "--kernel",
+    default="mla_paged_decode",
+    show_default=True,
+    metavar="NAME|FILE.py:FUNC",
+    help="Kernel to judge: one that ships here, or a function of your own file.",
+)
+@click.option(
+    "--workloads",
+    default="all",
+    show_default=True,
+    metavar="CHOICE",
+    help="all, feedback, family:6, or numbers as in 1,5,9. Only all can judge a claim.",
+)
+@click.option("--trace", type=click.Path(path_type=Path), metavar="DIR", help="FlashInfer-Trace checkout to take page tables from.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default="repro-report",
+    show_default=True,
+    metavar="DIR",
+    help="Folder for report.json and report.html.",
+)
+@click.option("--json", "json_only", is_flag=True, help="Print report.json instead of tables.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Seed of the inputs.  [default: from the system]")
+@click.option("--strict", is_flag=True, help="Exit 3 if a claim could not be judged here.")
+@click.option("--quiet", is_flag=True, help="Print one line a claim, nothing else.")
+@click.option("--list", "list_only", is_flag=True, help="List the claims and exit.")
+@click.pass_context
+def main(context, mode, kernel, workloads, trace, out, json_only, seed, strict, quiet, list_only):
+    """Measure the kernel claims of "Evolving Agent Teams" on this machine and say which hold.
+
+    Without a GPU the shipped measurements are shown, the kernel is checked in Triton's interpreter and
+    compiled for sm_90.
+    """
+    terminal = Terminal(quiet, json_only)
+    expected = _usage("expected_results.json", claims.load, claims.ClaimsError, EXPECTED)
+    chosen = tuple(claim for claim in expected.claims if mode in (claim.mode, "all"))
+    if list_only:
+        terminal.out.print(claim_list(chosen))
+        return
+    from kernels import selection  # torch is imported from here on
+
+    seed = secrets.randbits(32) if seed is None else seed
+    session = parts.Session(
+        claims=chosen,
+        kernel=_usage("--kernel", selection.load_kernel, selection.KernelError, kernel),
+        workloads=_usage("--workloads", selection.select_workloads, selection.SelectionError, workloads),
+        seed=seed,
+        terminal=terminal,
+        report=record.begin(record.command_line(), tuple(dict.fromkeys(claim.mode for claim in chosen)), seed),
+    )
+    _usage("--out", record.prepare, record.RecordError, out)
+    terminal.note(f"report: {out}/report.json, {out}/report.html")
+    parts.run(session)
+
+    judgements = [claims.judge(claim, session.evidence.get(claim.id, claims.Evidence(claims.NOT_RUN))) for claim in chosen]
+    last_line = claims.summary_line(judgements)
+    session.report |= {
+        "kernel": session.kernel.to_json(),
+        "paper": expected.paper,
+        "sources": expected.sources,
+        "caveats": expected.caveats,
+        "claims": [judgement.to_json() for judgement in judgements],
+        "summary": last_line,
+    }
+    text = json.dumps(session.report, indent=1, ensure_ascii=False, allow_nan=False)
+    record.write(out / "report.json", text)
+    if json_only:
+        click.echo(text)
+    terminal.verdicts(judgements, last_line)
+    context.exit(claims.exit_status(judgements, strict))
+
+
+def _usage(name, call, error_type, *arguments):
+    """`call(*arguments)`, its error turned into one line and exit status 2."""
+    try:
+        return call(*arguments)
+    except error_type as error:
+        raise click.UsageError(f"{name}: {error}") from error
+
+
+if __name__ == "__main__":
+    main(prog_name="repro.py")

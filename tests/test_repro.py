@@ -1,0 +1,123 @@
+"""repro.py as a user starts it: in a process of its own, from another folder, with good and bad input."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from evoteam.claims import MODES
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_list_names_every_claim(repro):
+    result = repro("--list")
+    expected = json.loads((ROOT / "expected_results.json").read_text())["claims"]
+    assert result.returncode == 0
+    assert [name for name in (c["id"] for c in expected) if not re.search(rf"\b{name}\b", result.stdout)] == []
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("--mode", "run"), "'run' is not one of 'run-only', 'extra-budget'"),
+        (("--workloads", "47"), "'47' names [47]; wanted all, feedback, family:K, or numbers of 0..46"),
+        (("--workloads", ""), "'' names no workload"),
+        (("--workloads", ","), "',' names no workload"),
+        (("--workloads", "family:9"), "'family:9' names [9]"),
+        (("--workloads", "1,-2"), "'1,-2' is not a choice of workloads"),
+        (("--workloads", "²"), "is not a choice of workloads"),
+        (("--kernel", "flashmla"), "is neither a kernel that ships here (mla_paged_decode, mla_paged_decode_triton)"),
+        (("--kernel", "missing.py:f"), "missing.py does not exist"),
+        (("--kernel", "missing.py"), "nor path.py:function"),
+        (("--seed", "-1"), "-1 is not in the range"),
+        (("--nope",), "No such option"),
+        (("extra",), "unexpected extra argument"),
+    ],
+)
+def test_a_wrong_command_is_one_clear_error(repro, tmp_path, arguments, message):
+    result = repro(*arguments)
+    assert result.returncode == 2
+    assert message in " ".join(result.stderr.split()) and "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "source, function, message",
+    [
+        ("def decode(*args): pass\ndef other(a): pass\n", "run", "defines no function 'run'; it defines decode, other"),
+        ("run = 3\n", "run", "defines no function 'run'; it defines none"),
+        ("def run(q, k):\n    pass\n", "run", "has signature (q, k), wanted the positional arguments q_nope"),
+        ("def run(:\n", "run", "cannot be imported: SyntaxError"),
+        ("import no_such_module\n", "run", "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("1 / 0\n", "run", "cannot be imported: ZeroDivisionError"),
+        ("raise SystemExit(0)\n", "run", "cannot be imported: SystemExit"),
+        ("\x00", "run", "cannot be imported"),
+    ],
+)
+def test_a_kernel_file_that_cannot_be_judged(repro, tmp_path, source, function, message):
+    (tmp_path / "mine.py").write_text(source)
+    result = repro("--mode", "run-only", "--kernel", f"mine.py:{function}")
+    assert result.returncode == 2
+    assert message in " ".join(result.stderr.split()) and "Traceback" not in result.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["mine.py"]
+
+
+def test_out_that_cannot_be_written_is_found_before_anything_runs(repro, tmp_path):
+    (tmp_path / "file").write_text("")
+    result = repro("--mode", "fixed-team", "--out", tmp_path / "file" / "below")
+    assert result.returncode == 2 and "give another folder with --out" in " ".join(result.stderr.split())
+    assert (tmp_path / "file").read_text() == ""
+
+
+def test_nothing_is_written_outside_the_named_folder(repro, tmp_path):
+    result = repro("--mode", "fixed-team", "--out", tmp_path / "there")
+    assert result.returncode == 0
+    assert f"{tmp_path}/there/report.json" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_the_last_line_is_greppable_and_a_pipe_gets_no_control_codes(repro, tmp_path):
+    result = repro("--mode", "kda-b200", "--out", tmp_path)
+    assert re.fullmatch(r"claims: \d+ [a-z-]+(, \d+ [a-z-]+)*", result.stdout.splitlines()[-1])
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", result.stdout + result.stderr)
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_quiet_prints_one_line_a_claim(repro, tmp_path):
+    result = repro("--mode", "fixed-team", "--quiet", "--out", tmp_path)
+    lines = result.stdout.splitlines()
+    assert len(lines) == 4 and lines[-1].startswith("claims: ") and result.stderr == ""
+
+
+def test_json_is_the_report_and_nothing_else(repro, tmp_path):
+    result = repro("--mode", "same-budget", "--json", "--seed", "7", "--out", tmp_path)
+    printed = json.loads(result.stdout)
+    assert printed == json.loads((tmp_path / "report.json").read_text())
+    assert printed["seed"] == 7 and printed["modes"] == ["same-budget"]
+    assert {claim["id"] for claim in printed["claims"]} >= {"same-budget-evolving", "same-budget-single"}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_ends_by_the_exit_rule(repro, tmp_path, mode):
+    result = repro("--mode", mode, "--strict", "--json", "--workloads", "0", "--out", tmp_path)
+    verdicts = {claim["verdict"] for claim in json.loads(result.stdout)["claims"]}
+    unjudged = verdicts - {"reproduced", "not-reproduced", "shown"}
+    assert result.returncode == (1 if "not-reproduced" in verdicts else 3 if unjudged else 0)
+
+
+def readme_line(marker):
+    text = (ROOT / "README.md").read_text()
+    return re.search(rf"<!-- {marker} -->\n```\n(.+)\n```", text)[1]
+
+
+def test_ci_runs_the_readmes_test_line():
+    extract = next(line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("line="))
+    found = subprocess.run(["bash", "-c", f"{extract}; printf %s \"$line\""], cwd=ROOT, capture_output=True, text=True)
+    assert found.stdout == readme_line("test line") == 'pip install -e ".[test]" && python -m pytest'
+
+
+def test_the_run_line_is_one_command():
+    assert readme_line("run line") == "pip install -e . && python repro.py"
