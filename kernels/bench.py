@@ -1,0 +1,162 @@
+"""One GPU prepared for measuring MLA paged decode: caches, inputs, the kernels bound to them, and the check of each."""
+
+import inspect
+import math
+import random
+import time
+from collections.abc import Callable
+
+import torch
+
+from kernels import baselines, device as device_facts
+from kernels.reference import ERROR_RATIO_LIMIT, ERROR_RATIO_MARGIN, Errors, compare, mla_paged_decode_reference
+from kernels.timing import MeasurementError, Stopwatch
+from kernels.workloads import HEAD_DIM_CKV, HEAD_DIM_KPE, NUM_HEADS, NUM_PAGES, SM_SCALE, Workload, page_table
+
+OURS = "ours"
+QUERY_SETS = 4  # sets of query values that follow each other in the same buffers, so that a cached answer is a wrong one
+CACHE_BYTES = NUM_PAGES * (HEAD_DIM_CKV + HEAD_DIM_KPE) * 2
+
+
+class Contender:
+    """A kernel bound to its inputs. `poison` fills its outputs with NaN, so that an old answer cannot pass for a new one."""
+
+    def __init__(self, call: Callable[[], tuple], outputs: tuple = ()):
+        self._call = call
+        self.outputs = outputs
+
+    def poison(self) -> None:
+        for output in self.outputs if isinstance(self.outputs, tuple) else ():
+            if isinstance(output, torch.Tensor):
+                output.fill_(math.nan)
+
+    def __call__(self) -> None:
+        self.outputs = self._call()
+
+
+class Inputs:
+    """Inputs of one workload on the GPU; `use` puts one of several sets of query values into the buffers kernels read."""
+
+    def __init__(self, workload: Workload, table, cache, seed: int, device: torch.device):
+        generator = torch.Generator(device).manual_seed(seed + workload.index)
+        self.workload = workload
+        self.cache = cache
+        self.kv_indptr, self.kv_indices = (torch.from_numpy(part).to(device) for part in table)
+        shapes = [(QUERY_SETS, workload.batch, NUM_HEADS, dim) for dim in (HEAD_DIM_CKV, HEAD_DIM_KPE)]
+        self._sets = [torch.randn(s, generator=generator, dtype=torch.bfloat16, device=device) for s in shapes]
+        self.q_nope, self.q_pe = (values[0].clone() for values in self._sets)
+
+    def use(self, number: int) -> None:
+        for buffer, values in zip((self.q_nope, self.q_pe), self._sets):
+            buffer.copy_(values[number % QUERY_SETS])
+
+    def arguments(self, cache=None) -> tuple:
+        """The definition's positional arguments."""
+        ckv_cache, kpe_cache = cache or self.cache
+        return self.q_nope, self.q_pe, ckv_cache, kpe_cache, self.kv_indptr, self.kv_indices, SM_SCALE
+
+    def outputs(self, *leading: int) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = (*leading, *self.q_nope.shape)
+        return self.q_nope.new_empty(shape), torch.empty(shape[:-1], dtype=torch.float32, device=self.q_nope.device)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that any kernel must move: every distinct cache row once, the queries, the outputs."""
+        rows = self.workload.tokens - self.workload.duplicate_page_refs if self.workload.shared else self.workload.tokens
+        queries = self.q_nope.numel() * 2 + self.q_pe.numel() * 2
+        outputs = self.q_nope.numel() * 2 + self.workload.batch * NUM_HEADS * 4
+        return rows * (HEAD_DIM_CKV + HEAD_DIM_KPE) * 2 + queries + outputs
+
+
+def bind(candidate: Callable, arguments: tuple, outputs: tuple[torch.Tensor, torch.Tensor]) -> Contender:
+    """Call `candidate` with the definition's positional arguments, and with out= and lse= when its signature has them."""
+    try:
+        parameters = inspect.signature(candidate).parameters
+    except (TypeError, ValueError):
+        parameters = {}
+    if "out" in parameters and "lse" in parameters:
+        return Contender(lambda: candidate(*arguments, out=outputs[0], lse=outputs[1]), outputs)
+    return Contender(lambda: candidate(*arguments))
+
+
+class Bench:
+    """Caches, stopwatch and FlashInfer of one device, shared by all workloads of a scope.
+
+    `caches` is how many full KV caches are wanted; as many are made as fit, one at least.
+    """
+
+    def __init__(self, device: torch.device, seed: int, flush: str, caches: int = 1, use_baseline: bool = True):
+        if device.type != "cuda":
+            raise MeasurementError(f"device is {device}, these scopes need a CUDA device")
+        self.device = device
+        self.seed = seed
+        self.choose = random.Random(seed)
+        self.started = time.perf_counter()
+        self.stopwatch = Stopwatch(device, flush)
+        self.baseline_error = ""
+        self.build_s: dict[str, float] = {}
+        if use_baseline:
+            try:
+                self.build_s = baselines.build(device)
+            except baselines.BaselineUnavailable as error:
+                self.baseline_error = str(error)
+        self.copy_tb_s = device_facts.copy_tb_s(device)
+        self.caches = self._make_caches(caches)
+        self.clocks_before = device_facts.snapshot(device)
+
+    def _make_caches(self, wanted: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        free, _ = torch.cuda.mem_get_info(self.device)
+        reserve = 4 << 30  # workspaces, outputs of 61 layers, the reference
+        fitting = min(wanted, (free - reserve) // CACHE_BYTES)
+        if fitting < 1:
+            raise MeasurementError(
+                f"{free / 1e9:.1f} GB of GPU memory are free, {(CACHE_BYTES + reserve) / 1e9:.1f} GB are needed for one KV cache"
+            )
+        generator = torch.Generator(self.device).manual_seed(self.seed)
+        make = lambda dim: torch.empty(NUM_PAGES, 1, dim, dtype=torch.bfloat16, device=self.device).normal_(generator=generator)
+        return [(make(HEAD_DIM_CKV), make(HEAD_DIM_KPE)) for _ in range(fitting)]
+
+    def inputs(self, workload: Workload, tables=None) -> Inputs:
+        table = tables[workload.index] if tables else page_table(workload, self.seed)
+        return Inputs(workload, table, self.caches[0], self.seed, self.device)
+
+    def reference(self, inputs: Inputs, cache=None) -> tuple[torch.Tensor, torch.Tensor]:
+        return mla_paged_decode_reference(*inputs.arguments(cache))
+
+    def check(self, contenders: dict[str, Contender], reference) -> dict[str, Errors]:
+        """One untimed call of each kernel against the reference, the baselines first: they set the error ratio allowed."""
+        for contender in contenders.values():
+            contender.poison()
+            contender()
+        torch.cuda.synchronize(self.device)
+        errors = {name: compare(c.outputs, reference) for name, c in contenders.items() if name != OURS}
+        return {OURS: compare(contenders[OURS].outputs, reference, error_ratio_limit=self.error_ratio_limit(errors))} | errors
+
+    @staticmethod
+    def error_ratio_limit(errors: dict[str, Errors]) -> float:
+        ratios = [e.error_ratio for name, e in errors.items() if name != OURS and e.ok]
+        return ERROR_RATIO_MARGIN * max(ratios) if ratios else ERROR_RATIO_LIMIT
+
+    def record(self, scope: str, timer: str, rows: list[dict], **more) -> dict:
+        """The JSON-able record of one scope: every number's conditions, then the rows."""
+        clocks_after = device_facts.snapshot(self.device)
+        set_aside = clocks_after["persisting_l2_bytes"]
+        if set_aside:
+            raise MeasurementError(f"{set_aside} bytes of L2 are set aside for persisting accesses, the flush cannot reach them")
+        return {
+            "scope": scope,
+            "timer": timer,
+            "flush": self.stopwatch.flush.kind,
+            "statistic": "median",
+            "floor_us": self.stopwatch.floor_us(),
+            "copy_tb_s": self.copy_tb_s,
+            "device": device_facts.describe(self.device),
+            "versions": device_facts.versions(),
+            "seed": self.seed,
+            "clocks": {"before": self.clocks_before, "after": clocks_after},
+            "baseline_build_s": self.build_s,
+            "baseline_error": self.baseline_error,
+            "seconds": time.perf_counter() - self.started - sum(self.build_s.values()),
+            **more,
+            "rows": rows,
+        }
