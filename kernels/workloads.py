@@ -44,6 +44,7 @@ class Workload:
     steps: int = 0  # decode steps since the family's first workload
     shared: tuple[tuple[tuple[int, ...], int], ...] = ()  # (requests, prompt tokens with pages they have in common)
     fragmented: bool = False
+    num_pages: int = NUM_PAGES
 
     @property
     def batch(self) -> int:
@@ -81,7 +82,7 @@ def load_workloads() -> tuple[Workload, ...]:
 
 def random_workloads(seed: int, count: int = 40, max_len: int = 32_768, max_tokens: int = 262_144) -> tuple[Workload, ...]:
     """Shapes outside the 47: batch 1..256 (log-uniform), lengths Zipf or uniform, at most `max_len` tokens a request and
-    `max_tokens` in all. Indices start at 1000, family is -1."""
+    `max_tokens` in all, half of them on scattered pages, half on fragments. Indices start at 1000, family is -1."""
     rng = np.random.default_rng(seed)
     found = []
     for i in range(count):
@@ -104,7 +105,7 @@ def page_table(workload: Workload, seed: int) -> tuple[np.ndarray, np.ndarray]:
     single = workload.batch == 1 or workload.family < 0
     rng = np.random.default_rng((seed, workload.family + 1, workload.index if single else 0))
     if workload.family < 0 and not workload.fragmented:
-        pages = rng.permutation(NUM_PAGES - 1)[: workload.tokens] + 1
+        pages = rng.permutation(workload.num_pages - 1)[: workload.tokens] + 1
         return _indptr(workload.lens), pages.astype(np.int32)
 
     cached = iter(rng.permutation(np.arange(16, 60_000)).tolist())
