@@ -10,7 +10,7 @@ import torch
 
 from kernels import baselines, device as device_facts
 from kernels.reference import ERROR_RATIO_LIMIT, ERROR_RATIO_MARGIN, Errors, compare, mla_paged_decode_reference
-from kernels.timing import MeasurementError, Stopwatch
+from kernels.timing import Measurement, MeasurementError, Stopwatch
 from kernels.workloads import HEAD_DIM_CKV, HEAD_DIM_KPE, NUM_HEADS, NUM_PAGES, SM_SCALE, Workload, page_table
 
 OURS = "ours"
@@ -79,6 +79,11 @@ def bind(candidate: Callable, arguments: tuple, outputs: tuple[torch.Tensor, tor
     return Contender(lambda: candidate(*arguments))
 
 
+def bind_run(flashinfer: baselines.FlashInferMLA, arguments: tuple, outputs: tuple[torch.Tensor, torch.Tensor]) -> Contender:
+    """FlashInfer's run() on what a plan() elsewhere prepared."""
+    return Contender(lambda: flashinfer.run(*arguments[:4], *outputs), outputs)
+
+
 class Bench:
     """Caches, stopwatch and FlashInfer of one device, shared by all workloads of a scope.
 
@@ -92,6 +97,8 @@ class Bench:
         self.seed = seed
         self.choose = random.Random(seed)
         self.started = time.perf_counter()
+        self.name = torch.cuda.get_device_name(device)
+        self.versions = device_facts.versions()
         self.stopwatch = Stopwatch(device, flush)
         self.baseline_error = ""
         self.build_s: dict[str, float] = {}
@@ -123,14 +130,33 @@ class Bench:
     def reference(self, inputs: Inputs, cache=None) -> tuple[torch.Tensor, torch.Tensor]:
         return mla_paged_decode_reference(*inputs.arguments(cache))
 
+    def contenders(self, candidate: Callable, inputs: Inputs) -> dict[str, Contender]:
+        """Our kernel and every FlashInfer backend, planned, each with outputs of its own."""
+        found = {OURS: bind(candidate, inputs.arguments(), inputs.outputs())}
+        for backend in self.build_s:
+            flashinfer = baselines.FlashInferMLA(backend, self.device)
+            flashinfer.plan(baselines.PlanMetadata.of(inputs.kv_indptr, inputs.kv_indices, "device"))
+            found[backend] = bind_run(flashinfer, inputs.arguments(), inputs.outputs())
+        return found
+
+    def measurements(self, samples: dict[str, list[float]], scope: str, timer: str) -> dict[str, Measurement]:
+        return {
+            name: Measurement(name, scope, timer, "median", self.stopwatch.flush.kind, tuple(values), self.name, self.versions)
+            for name, values in samples.items()
+        }
+
     def check(self, contenders: dict[str, Contender], reference) -> dict[str, Errors]:
-        """One untimed call of each kernel against the reference, the baselines first: they set the error ratio allowed."""
+        """One untimed call of each kernel against the reference."""
         for contender in contenders.values():
             contender.poison()
             contender()
         torch.cuda.synchronize(self.device)
-        errors = {name: compare(c.outputs, reference) for name, c in contenders.items() if name != OURS}
-        return {OURS: compare(contenders[OURS].outputs, reference, error_ratio_limit=self.error_ratio_limit(errors))} | errors
+        return self.judge({name: contender.outputs for name, contender in contenders.items()}, reference)
+
+    def judge(self, outputs: dict[str, tuple], reference) -> dict[str, Errors]:
+        """Errors of every kernel; those of the baselines set the error ratio that ours may have."""
+        errors = {name: compare(found, reference) for name, found in outputs.items() if name != OURS}
+        return {OURS: compare(outputs[OURS], reference, error_ratio_limit=self.error_ratio_limit(errors))} | errors
 
     @staticmethod
     def error_ratio_limit(errors: dict[str, Errors]) -> float:
@@ -151,7 +177,7 @@ class Bench:
             "floor_us": self.stopwatch.floor_us(),
             "copy_tb_s": self.copy_tb_s,
             "device": device_facts.describe(self.device),
-            "versions": device_facts.versions(),
+            "versions": self.versions,
             "seed": self.seed,
             "clocks": {"before": self.clocks_before, "after": clocks_after},
             "baseline_build_s": self.build_s,

@@ -15,16 +15,14 @@ from collections.abc import Callable, Sequence
 import torch
 
 from kernels import cupti
-from kernels.baselines import FlashInferMLA, PlanMetadata
-from kernels.bench import OURS, Bench, Contender, Inputs, bind
-from kernels.device import versions
-from kernels.reference import Errors, compare
-from kernels.timing import MAX_SPREAD, Measurement, alternating, geomean
+from kernels.bench import OURS, Bench, Contender, Inputs
+from kernels.reference import compare
+from kernels.rows import spread, steadier, summarize, table_row
+from kernels.serving import measure_call, measure_step
+from kernels.timing import ATTEMPTS, MAX_SPREAD, PAIRS, WARMUP, Measurement, alternating
 from kernels.workloads import Workload, random_workloads
 
-PAIRS = 30
-WARMUP = 3
-ATTEMPTS = 3  # how often a workload is timed before its row says `unstable`
+__all__ = ["measure_call", "measure_cupti", "measure_host", "measure_random", "measure_run", "measure_step"]
 
 
 def measure_run(
@@ -57,10 +55,9 @@ def measure_host(candidate: Callable, workloads: Sequence[Workload], *, seed: in
     for workload in workloads:
         inputs = bench.inputs(workload)
         row = {"index": workload.index, "uuid": workload.uuid, "batch": workload.batch, "tokens": workload.tokens}
-        for name, contender in _contenders(candidate, bench, inputs).items():
+        for name, contender in bench.contenders(candidate, inputs).items():
             samples = [_host_us(contender, device) for _ in range(calls)]
-            measurement = Measurement(name, "call", "wall", "median", "none", tuple(samples), str(device), versions())
-            row[f"{name}_us"] = measurement.median_us
+            row[f"{name}_us"] = statistics.median(samples)
         rows.append(row)
     return bench.record("call", "wall", rows, what="host time of one eager call")
 
@@ -82,48 +79,26 @@ def _run_scope(candidate, workloads, sampler, timer, seed, device, flush, tables
     return bench.record("run", timer, rows, pairs=pairs, summary=summarize(rows))
 
 
-def _contenders(candidate: Callable, bench: Bench, inputs: Inputs) -> dict[str, Contender]:
-    """Our kernel and every FlashInfer backend, planned, each with outputs of its own."""
-    contenders = {OURS: bind(candidate, inputs.arguments(), inputs.outputs())}
-    for backend in bench.build_s:
-        flashinfer = FlashInferMLA(backend, bench.device)
-        flashinfer.plan(PlanMetadata.of(inputs.kv_indptr, inputs.kv_indices, "device"))
-        contenders[backend] = _bind_flashinfer(flashinfer, inputs)
-    return contenders
-
-
-def _bind_flashinfer(flashinfer: FlashInferMLA, inputs: Inputs) -> Contender:
-    arguments, outputs = inputs.arguments()[:4], inputs.outputs()
-    return Contender(lambda: flashinfer.run(*arguments, *outputs), outputs)
-
-
 def _run_row(candidate, bench: Bench, inputs: Inputs, sampler, timer: str, pairs: int) -> dict:
     checked = bench.choose.randrange(WARMUP, WARMUP + pairs)
     inputs.use(checked)
     reference = bench.reference(inputs)
-    contenders = _contenders(candidate, bench, inputs)
+    contenders = bench.contenders(candidate, inputs)
     errors = bench.check(contenders, reference)
     raced = {name: c for name, c in contenders.items() if errors[name].ok}
     if OURS not in raced:
-        return _row(inputs, bench, errors, {}, "wrong")
+        return table_row(inputs, bench, errors, {})
 
     best: dict[str, Measurement] = {}
     for _ in range(ATTEMPTS):
         samples, kept, queued = sampler(bench, inputs, raced, pairs, checked)
-        limit = bench.error_ratio_limit(errors)
-        errors[OURS] = compare(kept[OURS], reference, error_ratio_limit=limit)
+        errors[OURS] = compare(kept[OURS], reference, error_ratio_limit=bench.error_ratio_limit(errors))
         if not errors[OURS].ok:
-            return _row(inputs, bench, errors, {}, "wrong")
-        found = {
-            name: Measurement(name, "run", timer, "median", bench.stopwatch.flush.kind, tuple(values), str(bench.device), versions())
-            for name, values in samples.items()
-        }
-        if not best or _spread(found) < _spread(best):
-            best = found
-        if _spread(best) <= MAX_SPREAD:
+            return table_row(inputs, bench, errors, {})
+        best = steadier(best, bench.measurements(samples, "run", timer))
+        if spread(best) <= MAX_SPREAD:
             break
-    row = _row(inputs, bench, errors, best, "ok" if _spread(best) <= MAX_SPREAD else "unstable")
-    return row | {"queued_ahead": queued}
+    return table_row(inputs, bench, errors, best) | {"queued_ahead": queued}
 
 
 def _by_events(bench: Bench, inputs: Inputs, contenders: dict[str, Contender], pairs: int, checked: int):
@@ -165,70 +140,3 @@ def _by_cupti(bench: Bench, inputs: Inputs, contenders: dict[str, Contender], pa
         if i >= WARMUP:
             samples[name].append(us)
     return samples, kept, True
-
-
-def _faster_baseline(measurements: dict[str, Measurement]) -> str:
-    """Name of the fastest measured baseline, empty when there is none."""
-    return min((n for n in measurements if n != OURS), key=lambda n: measurements[n].median_us, default="")
-
-
-def _spread(measurements: dict[str, Measurement]) -> float:
-    """The wider spread of ours and of the baseline it is judged by."""
-    names = {OURS, _faster_baseline(measurements) or OURS}
-    return max(measurements[name].spread for name in names)
-
-
-def _row(inputs: Inputs, bench: Bench, errors: dict[str, Errors], measurements: dict[str, Measurement], status: str) -> dict:
-    workload = inputs.workload
-    baseline = _faster_baseline(measurements)
-    ours, theirs = measurements.get(OURS), measurements.get(baseline)
-    ratios = [e.error_ratio for name, e in errors.items() if name != OURS]
-    return {
-        "index": workload.index,
-        "uuid": workload.uuid,
-        "family": workload.family,
-        "batch": workload.batch,
-        "tokens": workload.tokens,
-        "ours_us": ours and ours.median_us,
-        "ours_p10": ours and ours.p10_us,
-        "ours_p90": ours and ours.p90_us,
-        "baseline_us": theirs and theirs.median_us,
-        "baseline": baseline,
-        "ratio": theirs.median_us / ours.median_us if ours and theirs else None,
-        "bandwidth_share": inputs.bytes_moved / (ours.median_us * bench.copy_tb_s * 1e6) if ours else None,
-        "error_ratio": errors[OURS].error_ratio,
-        "max_abs": errors[OURS].max_abs,
-        "lse_error": errors[OURS].lse_error,
-        "baseline_error_ratio": max(ratios, default=None),
-        "spread": _spread(measurements) if measurements else None,
-        "status": status,
-        "reason": errors[OURS].reason,
-        "samples": {name: [round(s, 3) for s in m.samples_us] for name, m in measurements.items()},
-    }
-
-
-def summarize(rows: Sequence[dict]) -> dict:
-    """Means of the rows' ratios (baseline time / our time). One wrong row leaves no mean: a mean would hide it."""
-    wrong = [row["index"] for row in rows if row["status"] == "wrong"]
-    judged = [row for row in rows if row["ratio"] is not None]
-    summary = {
-        "n": len(rows),
-        "wrong": wrong,
-        "unstable": [row["index"] for row in rows if row["status"] == "unstable"],
-        "geomean": None,
-        "arithmetic_mean": None,
-        "wins": sum(row["ratio"] > 1 for row in judged),
-        "losses": sum(row["ratio"] < 1 for row in judged),
-        "worst": None,
-        "geomean_by_batch": {},
-    }
-    if wrong or not judged:
-        return summary
-    worst = min(judged, key=lambda row: row["ratio"])
-    batches = sorted({row["batch"] for row in judged})
-    return summary | {
-        "geomean": geomean(row["ratio"] for row in judged),
-        "arithmetic_mean": statistics.fmean(row["ratio"] for row in judged),
-        "worst": {"index": worst["index"], "ratio": worst["ratio"]},
-        "geomean_by_batch": {str(b): geomean(r["ratio"] for r in judged if r["batch"] == b) for b in batches},
-    }

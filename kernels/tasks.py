@@ -110,6 +110,7 @@ MLA_AWKWARD = tuple(
     _awkward(number, name, lens)
     for number, (name, lens) in enumerate(
         {
+            "no-requests": (),
             "one-token": (1,),
             "no-tokens-at-all": (0, 0, 0),
             "empty-requests-between": (0, 5, 0, 64, 1, 0),
@@ -134,10 +135,10 @@ def mla_inputs(workload: Workload, seed: int, device: "torch.device") -> tuple:
     def normal(*shape):
         return torch.randn(*shape, generator=generator, dtype=torch.bfloat16, device=device)
 
-    caches = []
+    pages, caches = kv_indices.long().unique(), []
     for dim in (HEAD_DIM_CKV, HEAD_DIM_KPE):
         cache = torch.full((workload.num_pages, 1, dim), torch.nan, dtype=torch.bfloat16, device=device)
-        cache[kv_indices.long()] = normal(kv_indices.numel(), 1, dim)
+        cache[pages] = normal(pages.numel(), 1, dim)
         caches.append(cache)
     if workload.family < 0:
         kv_indices = torch.cat([kv_indices, torch.full_like(kv_indptr, GARBAGE_INDEX)])

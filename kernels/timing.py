@@ -18,7 +18,10 @@ FLUSHES = ("dirty", "clean", "hot", "none")
 
 SPIN_CYCLES = 400_000  # about 0.2 ms: covers what FlashInfer's run() and a Triton launch need on the host
 MAX_SPIN_CYCLES = 12_800_000
-MAX_SPREAD = 0.10
+PAIRS = 30  # samples of every kernel, taken in turn
+WARMUP = 3
+MAX_SPREAD = 0.10  # a workload that spreads more is timed again
+ATTEMPTS = 3  # and after this many its row says `unstable`
 
 
 class MeasurementError(ValueError):
