@@ -134,11 +134,7 @@ def _choose_back_end(device):
             return "cuda-sm90", mla_paged_decode_cuda.launch
     from . import mla_paged_decode_triton
 
-    if device.type != "cuda" and not (device.type == "cpu" and mla_paged_decode_triton.INTERPRETED):
-        raise MLAInputError(
-            f"the tensors are on {device}; wanted a GPU. Move them there, or set TRITON_INTERPRET=1 before Python "
-            "starts to run the kernel's source on cpu tensors in Triton's interpreter (slow, for checking)"
-        )
+    mla_paged_decode_triton.require_device(device)
     return "triton", mla_paged_decode_triton.launch
 
 

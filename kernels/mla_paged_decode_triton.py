@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .mla_paged_decode import HEAD_DIM_CKV, HEAD_DIM_KPE, checked_launch
+from .mla_paged_decode import HEAD_DIM_CKV, HEAD_DIM_KPE, MLAInputError, checked_launch
 
 CANDIDATES = tl.constexpr(8)  # chunk sizes that the plan tries
 CHUNK_UNIT = tl.constexpr(8)  # chunks and pieces are multiples of this many tokens
@@ -250,6 +250,15 @@ def _mla_paged_decode(
 INTERPRETED = not isinstance(_mla_paged_decode, triton.JITFunction)
 
 
+def require_device(device: torch.device) -> None:
+    """Raise MLAInputError unless the kernel runs on tensors of this device."""
+    if device.type != "cuda" and not (device.type == "cpu" and INTERPRETED):
+        raise MLAInputError(
+            f"the tensors are on {device}; wanted a GPU. Move them there, or set TRITON_INTERPRET=1 before Python "
+            "starts to run the kernel's source on cpu tensors in Triton's interpreter (slow, for checking)"
+        )
+
+
 class Config(NamedTuple):
     """How the kernel is cut for one device and head count."""
 
@@ -335,6 +344,8 @@ def mla_paged_decode_triton(
     q_nope, q_pe, ckv_cache, kpe_cache, kv_indptr, kv_indices, sm_scale, *, kv_lens=None, out=None, lse=None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`mla_paged_decode` on this back end whatever the device has: same arguments, same errors."""
+    if isinstance(q_nope, torch.Tensor):
+        require_device(q_nope.device)
     return checked_launch(
         launch, q_nope, q_pe, ckv_cache, kpe_cache, kv_indptr, kv_indices, sm_scale, kv_lens=kv_lens, out=out, lse=lse
     )
