@@ -1,0 +1,233 @@
+"""The evaluator's end of a candidate's process: requests with deadlines, a watch on what it uses, and its certain end."""
+
+import json
+import math
+import os
+import secrets
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from evoteam import processes, sandbox
+
+HARNESS = Path(__file__).with_name("harness.py")
+COOKIE = "EVOTEAM_CANDIDATE"
+WATCH_SECONDS = 0.1
+TERM_SECONDS = 0.5
+MESSAGE_BYTES = 1 << 18
+
+
+class Failure(Exception):
+    """Why an evaluation ends. `kind` is one of the verdict's failures; `row` is the workload it happened on."""
+
+    def __init__(self, kind: str, message: str, row: dict | None = None):
+        super().__init__(message)
+        self.kind, self.message, self.row = kind, message, row or {}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds each phase may take, and what the candidate's processes may use together."""
+
+    import_s: float = 60.0
+    compile_s: float = 180.0
+    check_s: float = 60.0
+    time_s: float = 120.0
+    full_s: float = 300.0
+    memory_bytes: int = 8 << 30
+    processes: int = 256
+    file_bytes: int = 256 << 20
+    open_files: int = 1024
+
+    def seconds(self, phase: str) -> float:
+        return getattr(self, f"{phase}_s")
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.seconds(phase) for phase in ("import", "compile", "check", "time", "full"))
+
+
+class Peer:
+    """A process that answers requests: one reply a request, repeating its nonce."""
+
+    def __init__(self, sock: socket.socket, pid: int):
+        self.sock, self.pid = sock, pid
+        self.cpu_mark = 0
+        self.seconds_left = math.inf  # what the phase has left; only waiting for replies counts
+
+    def send(self, op: str, fds: tuple[int, ...] = (), **fields) -> str:
+        nonce = secrets.token_hex(8)
+        message = json.dumps({"op": op, "nonce": nonce, **fields}).encode()
+        try:
+            if fds:
+                socket.send_fds(self.sock, [message], list(fds))
+            else:
+                self.sock.send(message)
+        except OSError:
+            self.lost()
+        return nonce
+
+    def receive(self, nonce: str) -> dict:
+        """The reply to `nonce`. Raises Failure when it does not come in time or is not what it must be."""
+        reply, sender = self._next_message()
+        if reply.get("nonce") != nonce or sender not in (None, self.pid):
+            raise Failure("cheat", "the candidate's process sent a reply of its own instead of the harness's")
+        return reply
+
+    def _next_message(self) -> tuple[dict, int | None]:
+        start = time.monotonic()
+        while not self._readable(min(WATCH_SECONDS, self.seconds_left + start - time.monotonic())):
+            if time.monotonic() - start >= self.seconds_left:
+                raise Failure("timeout", "it took longer than this phase may take")
+            self.watch()
+        self.seconds_left -= time.monotonic() - start
+        try:
+            data, ancillary, _, _ = self.sock.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(64))
+        except OSError:
+            data, ancillary = b"", []
+        if not data:
+            self.lost()
+        try:
+            reply = json.loads(data)
+        except (ValueError, RecursionError):
+            reply = None
+        return reply if isinstance(reply, dict) else {}, _sender(ancillary)
+
+    def request(self, op: str, fds: tuple[int, ...] = (), **fields) -> dict:
+        return self.receive(self.send(op, fds, **fields))
+
+    def _readable(self, seconds: float) -> bool:
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        return bool(poll.poll(max(seconds, 0) * 1e3))
+
+    def watch(self) -> None:
+        """Called about every tenth of a second while a reply is awaited."""
+
+    def lost(self) -> None:
+        raise Failure("evaluator", f"the process {self.pid} that runs the baseline ended")
+
+    def cpu_since_mark(self) -> int:
+        """CPU nanoseconds this process used since the last call of this method."""
+        before, self.cpu_mark = self.cpu_mark, processes.cpu_ns(self.pid)
+        return self.cpu_mark - before
+
+
+class Child(Peer):
+    """The confined process of one candidate."""
+
+    def __init__(self, confinement: sandbox.Confinement, limits: Limits, *, preload: list[str], threads: int | None,
+                 read: tuple[Path, ...] = (), cuda: bool = False):
+        self.limits, self.caller = limits, os.getppid()
+        self.cookie = f"{COOKIE}={secrets.token_hex(16)}"
+        self.scratch = tempfile.TemporaryDirectory(prefix="evoteam-")
+        self.output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        options = {"limits": self._rlimits(cuda), "preload": preload}
+        argv = [sys.executable, str(HARNESS), str(theirs.fileno()), json.dumps(options)]
+        with theirs:
+            self.process = sandbox.start(
+                confinement, argv, scratch=Path(self.scratch.name), output=self.output,
+                cookies=dict([self.cookie.split("=", 1)]), pass_fds=(theirs.fileno(),), read=(HARNESS, *read), cuda=cuda,
+                threads=threads,
+            )
+        super().__init__(ours, 0)
+        self.known: set[int] = set()
+
+    def _rlimits(self, cuda: bool) -> dict[str, int]:
+        limits = {"RLIMIT_FSIZE": self.limits.file_bytes, "RLIMIT_CORE": 0, "RLIMIT_NOFILE": self.limits.open_files}
+        return limits if cuda else limits | {"RLIMIT_DATA": self.limits.memory_bytes}
+
+    def ready(self) -> None:
+        """Waits until the harness is up, and notes its pid here (it sees another one inside its namespace)."""
+        _, self.pid = self._next_message()
+        self.known = self.tree()
+        self.cpu_since_mark()
+
+    def tree(self) -> set[int]:
+        """Everything below and including the process that was started here: orphans stay in it at every level."""
+        return processes.descendants_quickly(self.process.pid) | {self.process.pid}
+
+    def strays(self) -> set[int]:
+        """Processes that the candidate started and that still live."""
+        return self.tree() - self.known
+
+    def watch(self) -> None:
+        if os.getppid() != self.caller:
+            self.end()
+            sys.exit("the process that asked for this evaluation is gone")
+        tree = self.tree()
+        if len(tree) > self.limits.processes:
+            raise Failure("crash", f"it started {len(tree)} processes, the limit is {self.limits.processes}")
+        used = processes.resident_bytes(tree)
+        if used > self.limits.memory_bytes:
+            raise Failure("crash", f"it used {used >> 20:,} MiB of memory, the limit is {self.limits.memory_bytes >> 20:,} MiB")
+
+    def lost(self) -> None:
+        try:
+            status = self.process.wait(2)
+        except subprocess.TimeoutExpired:
+            status = None
+        raise Failure("crash", describe_exit(status))
+
+    def log(self, limit: int) -> str:
+        """Head and tail of what the candidate's processes wrote, `limit` bytes at most."""
+        size = self.output.seek(0, os.SEEK_END)
+        if size <= limit:
+            self.output.seek(0)
+            return self.output.read().decode("utf-8", "replace")
+        parts = []
+        for position in (0, size - limit // 2):
+            self.output.seek(position)
+            parts.append(self.output.read(limit // 2).decode("utf-8", "replace"))
+        return f"{parts[0]}\n[... {size - 2 * (limit // 2):,} bytes left out ...]\n{parts[1]}"
+
+    def end(self) -> set[int]:
+        """TERM, KILL, then a sweep of everything it started. Returns what could not be ended (normally nothing)."""
+        if self.process.poll() is None:
+            for sig in (signal.SIGTERM, signal.SIGKILL):
+                try:
+                    os.killpg(self.process.pid, sig)
+                except ProcessLookupError:
+                    break
+                if self._ended_within(TERM_SECONDS):
+                    break
+        left = processes.sweep(self.cookie, [self.process.pid])
+        self._ended_within(TERM_SECONDS)
+        processes.reap()
+        self.sock.close()
+        self.scratch.cleanup()
+        return left
+
+    def _ended_within(self, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if self.process.poll() is not None:
+                return True
+            time.sleep(0.005)
+        return False
+
+
+def _sender(ancillary) -> int | None:
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+            return struct.unpack("3i", payload[:12])[0]
+    return None
+
+
+def describe_exit(status: int | None) -> str:
+    """A process's exit status in words; confinement tools report a signal as 128 + its number."""
+    if status is None:
+        return "its process closed the connection and ran on"
+    number = -status if status < 0 else status - 128
+    if number in {int(sig) for sig in signal.Signals}:
+        return f"its process was ended by {signal.Signals(number).name}"
+    return f"its process ended with exit status {status}"

@@ -1,0 +1,172 @@
+"""Evaluating candidates from a process that imports neither torch nor NumPy: a separate evaluator process does the work.
+
+Threat model
+------------
+A candidate is hostile code. It runs alone in a fresh, confined process (`sandbox.py` has the levels). Clock, inputs, reference,
+gate and verdict belong to the evaluator process, which shares with the candidate only the memory of inputs and outputs, one
+socket and one output file. Every kind of cheat listed here has candidates in `tests/exploits/`.
+
+Covered: wrong answers of every kind (zeros, NaN, -inf where none is due, other dtypes, too low a precision, one wrong element);
+patched clocks and synchronization; results kept by pointer, shape or fingerprint; results left over in memory; batched,
+deferred and background work; forged replies; edited inputs; reading or writing files outside its folder, network, other
+processes; hanging, forking, flooding the log, filling disk or memory, killing its own process, outliving its time limit.
+
+Not covered: bugs of the operating system's kernel, of the GPU driver and of the GPU (a kernel can hang or crash the GPU, and
+read what other processes left in its memory); covert use of a second core by processes that start and end within one call;
+whatever the recorded level of confinement leaves open. Run the code of strangers on a machine of its own.
+"""
+
+import hashlib
+import inspect
+import json
+import os
+import secrets
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from evoteam import processes
+from evoteam.child import Limits
+from evoteam.verdict import Verdict
+
+ROOT = Path(__file__).resolve().parents[1]
+EVALUATOR_FILES = ("arena", "child", "confine", "evaluator", "harness", "judge", "processes", "sandbox", "verdict", "wall_bench")
+TASK_FILES = ("tasks.py", "workloads.py", "workloads.json", "reference.py", "baselines.py", "timing.py", "measure.py")
+COOKIE = "EVOTEAM_EVALUATION"
+GRACE_SECONDS = 120  # beside the candidate's own limits: start-up, references, waiting for another timing
+
+
+class EvaluationError(RuntimeError):
+    """The evaluation could not be done; nothing is said about the candidate."""
+
+
+def _digest(paths: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        digest.update(f"{path.name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def evaluator_sha256() -> str:
+    """Identifies the evaluator: a hash over its source files."""
+    return _digest([Path(__file__).with_name(f"{name}.py") for name in EVALUATOR_FILES])
+
+
+def task_sha256(name: str) -> str:
+    """Identifies a task: a hash over the sources of its definition, workloads, reference, baseline and timing."""
+    from kernels import tasks
+
+    folder = Path(tasks.__file__).parent
+    paths = {folder / file for file in TASK_FILES} | {Path(inspect.getfile(tasks.load_task(name).make_inputs))}
+    return _digest([path for path in paths if path.exists()])
+
+
+class Evaluator:
+    """Evaluates candidates for one task, one after another; a context manager.
+
+    The evaluator process stays warm between candidates and keeps the next candidate's process ready, but no process is ever
+    given a second candidate.
+    """
+
+    def __init__(self, task: str, *, unsafe: bool = False, limits: Limits | None = None):
+        self.task, self.unsafe, self.limits = task, unsafe, limits or Limits()
+        self.task_sha256, self.evaluator_sha256 = task_sha256(task), evaluator_sha256()
+        self.process: subprocess.Popen | None = None
+
+    def __enter__(self) -> "Evaluator":
+        self._start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._stop()
+
+    def evaluate(self, source: Path, attempt_dir: Path, *, full: bool = False, best: float | None = None, more: bool = True) -> Verdict:
+        """Judges one source file; its log goes into `attempt_dir`.
+
+        full: run all workloads, not only the task's feedback. best: run all of them if the score is above this one.
+        more: another candidate will follow, so have its process ready.
+        Raises EvaluationError when the source cannot be read or no confinement works here.
+        """
+        source, attempt_dir = Path(source).resolve(), Path(attempt_dir).resolve()
+        try:
+            digest = hashlib.sha256(source.read_bytes()).hexdigest()
+        except OSError as error:
+            raise EvaluationError(f"cannot read the candidate: {error}") from error
+        attempt_dir.mkdir(parents=True, exist_ok=True)
+        if self.process is None or self.process.poll() is not None:
+            self._start()
+        request = {"source": str(source), "attempt_dir": str(attempt_dir), "full": full, "best": best, "more": more}
+        judged = self._ask(request)
+        return Verdict(
+            task=self.task, source_sha256=digest, task_sha256=self.task_sha256, evaluator_sha256=self.evaluator_sha256, **judged
+        )
+
+    def _start(self) -> None:
+        self.cookie = f"{COOKIE}={secrets.token_hex(16)}"
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        options = {"task": self.task, "unsafe": self.unsafe, "limits": asdict(self.limits)}
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        name, value = self.cookie.split("=")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "evoteam.judge", json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            env=os.environ | {"PYTHONPATH": path, "PYTHONUTF8": "1", name: value},
+            start_new_session=True,
+        )
+
+    def _ask(self, request: dict) -> dict:
+        deadline = time.monotonic() + self.limits.total_s + GRACE_SECONDS
+        try:
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.flush()
+            line = self._line(deadline)
+        except (BrokenPipeError, TimeoutError) as error:
+            line = b""
+            reason = str(error)
+        else:
+            reason = "it ended"
+        if line:
+            return json.loads(line)
+        self.errors.seek(0)
+        text = self.errors.read().decode("utf-8", "replace").strip()
+        self._stop()
+        raise EvaluationError(f"the evaluator process gave no verdict ({reason}):\n{text[-2000:]}")
+
+    def _line(self, deadline: float) -> bytes:
+        stream, received = self.process.stdout.fileno(), b""
+        while not received.endswith(b"\n"):
+            if not select.select([stream], [], [], max(deadline - time.monotonic(), 0))[0]:
+                raise TimeoutError(f"no answer within {self.limits.total_s + GRACE_SECONDS:.0f} s")
+            part = os.read(stream, 1 << 20)
+            if not part:
+                return b""
+            received += part
+        return received
+
+    def _stop(self) -> None:
+        if self.process is None:
+            return
+        self.process.stdin.close()
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            pass
+        processes.sweep(self.cookie, [self.process.pid])
+        self.process.wait()
+        self.process.stdout.close()
+        self.errors.close()
+        self.process = None
+
+
+def evaluate(
+    source: Path, task: str, attempt_dir: Path, *, unsafe: bool = False, full: bool = False, limits: Limits | None = None
+) -> Verdict:
+    """Judges one candidate with an evaluator process of its own. See `Evaluator.evaluate`."""
+    with Evaluator(task, unsafe=unsafe, limits=limits) as evaluator:
+        return evaluator.evaluate(source, attempt_dir, full=full, more=False)

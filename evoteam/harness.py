@@ -1,0 +1,156 @@
+"""Runs inside the candidate's process: loads the candidate, maps the shared memory, calls the candidate when told to.
+
+Started as a script, with nothing of this project importable. Everything here is at the candidate's mercy, so nothing here
+is believed: clock, inputs, reference and verdict are the evaluator process's. One message each way per step over a
+SEQPACKET socket; a reply repeats the nonce of its request.
+"""
+
+import array
+import faulthandler
+import importlib
+import importlib.util
+import inspect
+import json
+import mmap
+import os
+import resource
+import socket
+import sys
+import traceback
+
+MESSAGE_BYTES = 60_000
+
+
+def send(sock: socket.socket, message: dict) -> None:
+    sock.send(json.dumps(message).encode())
+
+
+def receive(sock: socket.socket) -> tuple[dict, list[int]]:
+    """The next request and the file descriptors that came with it; ends the process when the evaluator has gone."""
+    data, ancillary, _, _ = sock.recvmsg(4 * MESSAGE_BYTES, socket.CMSG_SPACE(16))
+    if not data:
+        os._exit(0)
+    fds = array.array("i")
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(payload[: len(payload) // 4 * 4])
+    return json.loads(data), list(fds)
+
+
+def map_tensors(memory: mmap.mmap, specs: list[dict]) -> list:
+    """Tensors on shared memory; a spec without an offset is a plain number."""
+    import torch
+
+    tensors = []
+    for spec in specs:
+        if "offset" not in spec:
+            tensors.append(spec["value"])
+            continue
+        dtype, shape = getattr(torch, spec["dtype"]), spec["shape"]
+        count = 1
+        for size in shape:
+            count *= size
+        if count:
+            tensors.append(torch.frombuffer(memory, dtype=dtype, count=count, offset=spec["offset"]).view(shape))
+        else:
+            tensors.append(torch.empty(shape, dtype=dtype))
+    return tensors
+
+
+class WrongOutput(Exception):
+    """What the candidate returned is not what the definition asks for."""
+
+
+class Runner:
+    """One candidate (or the baseline) and the shared memory it works on."""
+
+    def __init__(self):
+        self.function = None
+        self.parameters: tuple[str, ...] = ()
+        self.memory: list[mmap.mmap] = []
+
+    def load(self, request: dict, fds: list[int]) -> None:
+        path = os.path.join(os.environ["HOME"], "candidate.py")
+        source = os.read(fds[0], 1 << 24)
+        os.close(fds[0])
+        with open(path, "wb") as file:
+            file.write(source)
+        spec = importlib.util.spec_from_file_location("candidate", path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["candidate"] = module
+        spec.loader.exec_module(module)
+        self.function = getattr(module, request["entry_point"])
+        try:
+            self.parameters = tuple(inspect.signature(self.function).parameters)
+        except (TypeError, ValueError):
+            pass  # a built-in function without a signature takes no keywords
+
+    def bind(self, request: dict, fds: list[int]) -> None:
+        if fds:
+            self.memory = [mmap.mmap(fd, 0) for fd in fds]
+            for fd in fds:
+                os.close(fd)
+        self.inputs = map_tensors(self.memory[0], request["inputs"])
+        self.outputs = map_tensors(self.memory[1], request["outputs"])
+        self.names = [spec["name"] for spec in request["outputs"]]
+        takes_outputs = all(name in self.parameters for name in self.names)
+        self.keywords = dict(zip(self.names, self.outputs)) if takes_outputs else {}
+
+    def call(self, request: dict, fds: list[int]) -> None:
+        returned = self.function(*self.inputs, **self.keywords)
+        if not isinstance(returned, (tuple, list)) or len(returned) != len(self.outputs):
+            raise WrongOutput(f"it returned {_describe(returned)}, must return ({', '.join(self.names)})")
+        for name, wanted, got in zip(self.names, self.outputs, returned):
+            if got is wanted:
+                continue
+            if getattr(got, "dtype", None) != wanted.dtype or tuple(got.shape) != tuple(wanted.shape):
+                raise WrongOutput(f"{name} is {_describe(got)}, must be {_describe(wanted)}")
+            wanted.copy_(got)
+
+
+def _describe(value) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"{type(value).__name__} of {len(value)}"
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return type(value).__name__
+
+
+def serve(sock: socket.socket, runner: Runner) -> None:
+    """Answers requests until the socket closes."""
+    steps = {"load": runner.load, "bind": runner.bind, "call": runner.call}
+    while True:
+        request, fds = receive(sock)
+        reply = {"nonce": request["nonce"]}
+        try:
+            steps[request["op"]](request, fds)
+        except WrongOutput as error:
+            reply |= {"error": "output", "message": str(error)}
+        except BaseException as error:  # the candidate's code may raise anything, SystemExit included
+            text = traceback.format_exc()
+            sys.stderr.write(text)
+            reply |= {"error": type(error).__name__, "message": text[-4000:]}
+        send(sock, reply)
+
+
+def limit(limits: dict[str, int]) -> None:
+    """Hard limits that nothing started from here can raise again."""
+    for name, value in limits.items():
+        resource.setrlimit(getattr(resource, name), (value, value))
+
+
+def main() -> None:
+    """argv: file descriptor of the socket, JSON with the limits and the modules to import ahead."""
+    options = json.loads(sys.argv[2])
+    del sys.path[0]  # this file's folder: the candidate must find nothing of the project by accident
+    faulthandler.enable()
+    limit(options["limits"])
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    for name in options["preload"]:
+        importlib.import_module(name)
+    send(sock, {"nonce": "ready"})
+    serve(sock, Runner())
+
+
+if __name__ == "__main__":
+    main()

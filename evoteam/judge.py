@@ -1,0 +1,310 @@
+"""The evaluator process: `python -m evoteam.judge OPTIONS`, one JSON request a line on stdin, one verdict a line on the way out.
+
+It imports torch, the task and its reference, which the caller's process never does, and it ends when the caller does. While it
+gets ready, and after every evaluation, it starts the next candidate's confined process, which imports torch at the same time.
+"""
+
+import ast
+import contextlib
+import fcntl
+import hashlib
+import json
+import math
+import os
+import re
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from evoteam import processes, sandbox
+from evoteam.child import Child, Failure, Limits
+from evoteam.verdict import Verdict, head_and_tail
+
+MAX_SOURCE_BYTES = 1 << 20
+MESSAGE_LIMIT = 4_000
+LOG_LIMIT = 200_000
+FORBIDDEN = {
+    "evoteam": "the evaluator is not the candidate's to use",
+    "kernels": "a candidate is one self-contained file",
+    "flashinfer": "the baseline cannot be the candidate",
+}
+LOCK_SECONDS = 600
+
+
+def screen(source: bytes, entry_point: str) -> ast.Module:
+    """The parsed source. Raises Failure when it is not a module that defines the entry point and stands alone."""
+    if len(source) > MAX_SOURCE_BYTES:
+        raise Failure("screen", f"the source has {len(source):,} bytes, at most {MAX_SOURCE_BYTES:,} are allowed")
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise Failure("screen", f"the source does not parse: {type(error).__name__}: {error}") from error
+    names = set()
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.Import, ast.ImportFrom, ast.If, ast.Try, ast.With, ast.For)):
+            names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+            names |= {(a.asname or a.name) for n in ast.walk(node) if isinstance(n, (ast.Import, ast.ImportFrom)) for a in n.names}
+            names |= {n.name for n in ast.walk(node) if isinstance(n, ast.FunctionDef)}
+    if entry_point not in names:
+        raise Failure("screen", f"the source does not define {entry_point}; it defines {', '.join(sorted(names)) or 'nothing'}")
+    for node in ast.walk(tree):
+        modules = []
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules = [node.module or ""]
+        for module in modules:
+            reason = FORBIDDEN.get(module.split(".")[0])
+            if reason:
+                raise Failure("screen", f"line {node.lineno} imports {module}: {reason}")
+    return tree
+
+
+def declared_techniques(tree: ast.Module) -> list[str]:
+    """Tags in a module-level `TECHNIQUES = [...]` of string literals."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "TECHNIQUES" for t in node.targets):
+            try:
+                value = ast.literal_eval(node.value)
+            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+                return []
+            return [str(tag)[:64] for tag in value][:32] if isinstance(value, (list, tuple, set)) else []
+    return []
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """What is known so far of the candidate at hand."""
+
+    phase: str = "screen"
+    seconds: dict[str, float] = field(default_factory=dict)
+    rows: list[dict] = field(default_factory=list)
+    score: float = 0.0
+    full_score: float | None = None
+    techniques: dict = field(default_factory=lambda: {"declared": [], "confirmed": []})
+
+    @contextlib.contextmanager
+    def enter(self, phase: str):
+        self.phase, start = phase, time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = round(self.seconds.get(phase, 0.0) + time.monotonic() - start, 3)
+
+
+class Judge:
+    """One task, one level of confinement, any number of candidates one after another."""
+
+    def __init__(self, task_name: str, *, unsafe: bool, limits: Limits):
+        from kernels.tasks import load_task
+
+        processes.become_subreaper()
+        self.limits = limits
+        self.task = load_task(task_name)
+        self.cuda = self.task.device == "cuda"
+        self.confinement = sandbox.choose(unsafe, self.cuda)
+        self.cpu = None if self.cuda else max(os.sched_getaffinity(0))
+        self.spare: Child | None = None
+
+    def prepare(self) -> None:
+        """Starts the process that the next candidate will get."""
+        with _on_cpu(self.cpu):
+            self.spare = Child(self.confinement, self.limits, preload=["torch"], threads=None if self.cuda else 1, cuda=self.cuda)
+
+    def load_libraries(self) -> None:
+        import torch
+
+        if not self.cuda:
+            torch.set_num_threads(1)
+            others = os.sched_getaffinity(0) - {self.cpu}
+            if others:
+                os.sched_setaffinity(0, others)
+
+    def judge(self, source_path: Path, attempt_dir: Path, *, full: bool, best: float | None) -> dict:
+        """The verdict on one source file, as the fields of a Verdict that are known here."""
+        evaluation, failure = Evaluation(), None
+        child, self.spare = self.spare, None
+        try:
+            self._run(evaluation, child, source_path, full, best)
+        except Failure as problem:
+            failure = problem
+        except Exception:
+            failure = Failure("evaluator", traceback.format_exc()[-MESSAGE_LIMIT:])
+        left = child.end() if evaluation.phase != "screen" else set()
+        if evaluation.phase == "screen":
+            self.spare = child
+        elif left and failure is None:
+            failure = Failure("cheat", f"{len(left)} of its processes could not be ended")
+        return self._verdict(evaluation, failure, child, attempt_dir)
+
+    def _run(self, evaluation: Evaluation, child: Child, source_path: Path, full: bool, best: float | None) -> None:
+        task = self.task
+        with evaluation.enter("screen"):
+            source = source_path.read_bytes()
+            tree = screen(source, task.entry_point)
+            evaluation.techniques = self._techniques(source, tree)
+        with evaluation.enter("import"):
+            child.seconds_left = self.limits.import_s + 60  # the harness's own start is not the candidate's
+            child.ready()
+            child.seconds_left = self.limits.import_s
+            self._load(child, source)
+        bench = self._bench(child)
+        try:
+            with evaluation.enter("compile"):
+                child.seconds_left = self.limits.compile_s
+                self._first_call(bench)
+            feedback = [task.workloads[i] for i in task.feedback]
+            with evaluation.enter("check"):
+                child.seconds_left = self.limits.check_s
+                for workload in (*task.awkward, *feedback):
+                    bench.check(workload)
+            with evaluation.enter("time"), timing_lock():
+                child.seconds_left = self.limits.time_s
+                evaluation.rows += [bench.time(workload) for workload in feedback]
+            evaluation.score = geomean(evaluation.rows)
+            if full or (best is not None and evaluation.score > best):
+                rest = [workload for i, workload in enumerate(task.workloads) if i not in task.feedback]
+                with evaluation.enter("full"), timing_lock():
+                    child.seconds_left = self.limits.full_s
+                    for workload in rest:
+                        bench.check(workload)
+                        evaluation.rows.append(bench.time(workload))
+                evaluation.full_score = geomean(evaluation.rows)
+        finally:
+            bench.close()
+
+    def _load(self, child: Child, source: bytes) -> None:
+        with tempfile.TemporaryFile() as file:
+            file.write(source)
+            file.seek(0)
+            reply = child.request("load", (file.fileno(),), entry_point=self.task.entry_point)
+        if "error" in reply:
+            raise Failure("import", reply["message"])
+
+    def _bench(self, child: Child):
+        from evoteam.wall_bench import WallBench, fork_baseline
+
+        with _on_cpu(self.cpu):
+            return WallBench(self.task, child, fork_baseline(self.task))
+
+    def _first_call(self, bench) -> None:
+        try:
+            bench.first_call()
+        except Failure as problem:
+            if problem.kind == "crash":
+                problem.kind = "compile"
+            raise
+
+    def _techniques(self, source: bytes, tree: ast.Module) -> dict[str, list[str]]:
+        code = ast.unparse(tree)  # without comments
+        confirmed = [tag for tag, pattern in self.task.techniques.items() if re.search(pattern, code)]
+        return {"declared": declared_techniques(tree), "confirmed": confirmed}
+
+    def _verdict(self, evaluation: Evaluation, failure: Failure | None, child: Child, attempt_dir: Path) -> dict:
+        log = child.log(LOG_LIMIT) if evaluation.phase != "screen" else ""
+        (attempt_dir / "log.txt").write_text(log, encoding="utf-8")
+        worst = min(evaluation.rows, key=lambda row: row["ratio"], default={})
+        message = ""
+        if failure:
+            worst = failure.row
+            message = head_and_tail(failure.message.encode("utf-8", "replace"), MESSAGE_LIMIT)
+            if failure.kind in ("crash", "import", "compile", "timeout") and log.strip():
+                message += "\n\nEnd of its output:\n" + log[-MESSAGE_LIMIT // 2 :]
+        seconds = evaluation.seconds
+        return {
+            "phase": evaluation.phase,
+            "failure": failure.kind if failure else "",
+            "score": 0.0 if failure else evaluation.score,
+            "full_score": None if failure else evaluation.full_score,
+            "rows": evaluation.rows,
+            "worst": worst,
+            "message": message,
+            "log": "log.txt",
+            "confinement": self.confinement.record(),
+            "device": _device(self.cuda),
+            "versions": _versions(),
+            "seconds": seconds,
+            "gpu_seconds": round(sum(seconds.get(p, 0) for p in ("compile", "check", "time", "full")), 3) if self.cuda else 0.0,
+            "techniques": evaluation.techniques,
+        }
+
+
+def geomean(rows: list[dict]) -> float:
+    return statistics.geometric_mean([row["ratio"] for row in rows])
+
+
+@contextlib.contextmanager
+def _on_cpu(cpu: int | None):
+    """What is started in here inherits this affinity."""
+    before = os.sched_getaffinity(0)
+    if cpu is not None:
+        os.sched_setaffinity(0, {cpu})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextlib.contextmanager
+def timing_lock():
+    """One timing at a time on this machine and account."""
+    path = os.path.join(tempfile.gettempdir(), f"evoteam-timing-{os.getuid()}.lock")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        end = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise Failure("evaluator", f"another evaluation has held {path} for {LOCK_SECONDS} s") from None
+                time.sleep(0.02)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _device(cuda: bool) -> str:
+    if cuda:
+        import torch
+
+        return torch.cuda.get_device_name()
+    text = Path("/proc/cpuinfo").read_text(errors="replace")
+    found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.MULTILINE)
+    return found.group(1).strip() if found else os.uname().machine
+
+
+def _versions() -> dict[str, str]:
+    from kernels.device import versions
+
+    return versions()
+
+
+def main() -> None:
+    options = json.loads(sys.argv[1])
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a library prints must not become a reply
+    judge = Judge(options["task"], unsafe=options["unsafe"], limits=Limits(**options["limits"]))
+    judge.prepare()
+    judge.load_libraries()
+    for line in sys.stdin:
+        request = json.loads(line)
+        if judge.spare is None:
+            judge.prepare()
+        verdict = judge.judge(Path(request["source"]), Path(request["attempt_dir"]), full=request["full"], best=request["best"])
+        print(json.dumps(verdict), file=replies, flush=True)
+        if request["more"] and judge.spare is None:
+            judge.prepare()
+    if judge.spare:
+        judge.spare.end()
+
+
+if __name__ == "__main__":
+    main()

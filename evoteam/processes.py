@@ -1,0 +1,136 @@
+"""Processes of other people's code under Linux: which there are, what they use, and how all of them are ended.
+
+A process group is not enough: a grandchild in a session of its own outlives `killpg`. So descendants are followed through
+/proc (with this process as subreaper, orphans stay below it), and whatever carries the environment cookie counts as well.
+"""
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+
+PR_SET_CHILD_SUBREAPER = 36
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def become_subreaper() -> None:
+    """Orphaned descendants become children of this process, instead of slipping away to init."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def _parents() -> dict[int, int]:
+    """pid -> parent pid of every process that can be seen; zombies excluded."""
+    parents = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat", "rb") as file:
+                    state, parent = file.read().rpartition(b")")[2].split()[:2]
+            except (OSError, ValueError):
+                continue
+            if state not in (b"Z", b"X"):
+                parents[int(entry)] = int(parent)
+    return parents
+
+
+def descendants(root: int) -> set[int]:
+    """Living processes below `root`, without `root` itself."""
+    below: dict[int, list[int]] = {}
+    for pid, parent in _parents().items():
+        below.setdefault(parent, []).append(pid)
+    return _below(root, lambda pid: below.get(pid, ()))
+
+
+def descendants_quickly(root: int) -> set[int]:
+    """As `descendants`, zombies included, from the kernel's lists of children: a tenth of a millisecond instead of several.
+
+    Where the kernel keeps no such lists, the same as `descendants`.
+    """
+    return _below(root, _children) if os.path.exists("/proc/thread-self/children") else descendants(root)
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found += map(int, file.read().split())
+    except OSError:
+        pass
+    return found
+
+
+def _below(root: int, children: Callable[[int], Iterable[int]]) -> set[int]:
+    found, waiting = set(), [root]
+    while waiting:
+        fresh = set(children(waiting.pop())) - found
+        found |= fresh
+        waiting += fresh
+    return found
+
+
+def with_cookie(cookie: str) -> set[int]:
+    """Living processes whose environment holds the text `cookie`, this one excluded."""
+    found = set()
+    for pid in _parents():
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if cookie.encode() in file.read():
+                    found.add(pid)
+        except OSError:
+            continue
+    return found - {os.getpid()}
+
+
+def resident_bytes(pids: Iterable[int]) -> int:
+    """Resident memory of these processes, private and shared pages alike; those that are gone count nothing."""
+    total = 0
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/statm", "rb") as file:
+                total += int(file.read().split()[1]) * PAGE
+        except (OSError, IndexError):
+            continue
+    return total
+
+
+def cpu_ns(pid: int) -> int:
+    """CPU time that all threads of a process, ended ones included, have used so far. Raises ProcessLookupError when it is gone."""
+    # the kernel's encoding of another process's CPU clock, as clock_getcpuclockid(3) returns it
+    try:
+        return time.clock_gettime_ns((~pid << 3) | 2)
+    except OSError as error:
+        raise ProcessLookupError(f"process {pid} is gone") from error
+
+
+def reap() -> None:
+    """Collects ended children that nobody waits for."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def sweep(cookie: str, roots: Iterable[int] = (), patience: float = 4.0) -> set[int]:
+    """Kills everything below `roots`, the roots too, and everything with the cookie, until nothing is left.
+
+    Returns what was still alive after `patience` seconds (normally the empty set). Processes are stopped before they are
+    killed, so that one which forks faster than it is found cannot win.
+    """
+    end = time.monotonic() + patience
+    roots = set(roots)
+    while True:
+        alive = with_cookie(cookie) | {pid for root in roots for pid in descendants(root)} | (roots & _parents().keys())
+        alive -= {os.getpid()}
+        if not alive or time.monotonic() > end:
+            return alive
+        for sig in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in alive:
+                try:
+                    os.kill(pid, sig)
+                except (ProcessLookupError, PermissionError):
+                    pass
+        time.sleep(0.005)

@@ -1,0 +1,280 @@
+"""Checks and times a candidate for a CPU task: its process and the baseline's in turns, on this process's clock.
+
+What makes a made-up time impossible or useless:
+- Clock, inputs and reference are here. A call ends when its outputs have been copied away: work that is put off is either in
+  the time or not in the result.
+- A call costs the larger of its wall and CPU time, plus the CPU time used since the call before: threads gain nothing.
+- Contents change between calls in the same buffers: all of them, values alone, or one row whose effect can be seen.
+- Outputs are poisoned before every call, and timed calls chosen at random are compared with the reference afterwards. Inputs
+  must come back untouched after every call, and no process may be left.
+"""
+
+import os
+import random
+import socket
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+
+from evoteam import harness
+from evoteam.arena import Arena
+from evoteam.child import Child, Failure, Peer
+
+CPU = torch.device("cpu")
+OUTPUT_NAMES = ("out", "lse")
+WARMUPS = 1
+MIN_PAIRS, MAX_PAIRS = 9, 41
+SECONDS_PER_WORKLOAD = 1.2
+SETTLED = 0.015  # standard error of the median ratio at which a workload has been timed long enough
+SPREAD_LIMIT = 0.10  # of the ratio, between its quartiles, from which on a row says "unstable"
+NUDGES, CHECKED = 2, 3  # pairs among the first MIN_PAIRS with a single changed row, and others whose outputs are compared
+CHECKED_LATER = 0.15  # share of the pairs after those
+NUDGE_TRIES = 12
+ERROR_RATIO_MARGIN = 1.5
+BACKGROUND_SHARE, BACKGROUND_US = 0.25, 5_000.0  # CPU time between calls that is no accident any more
+
+
+class Baseline(harness.Runner):
+    """The task's baseline behind the same harness as a candidate."""
+
+    def __init__(self, task):
+        super().__init__()
+        self.task = task
+
+    def bind(self, request: dict, fds: list[int]) -> None:
+        super().bind(request, fds)
+        _, run = self.task.baseline(tuple(self.inputs))
+        self.function = lambda *_: run()
+
+
+def fork_baseline(task) -> Peer:
+    """A process that runs the baseline: forked, so that it needs no start-up. Ends when this process does."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ours.close()
+            harness.serve(theirs, Baseline(task))
+        finally:
+            os._exit(1)
+    theirs.close()
+    return Peer(ours, pid)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Microseconds of one call, and of CPU time since the one before."""
+
+    call: float
+    between: float
+
+    @property
+    def total(self) -> float:
+        return self.call + self.between
+
+
+@dataclass(frozen=True, slots=True)
+class Standard:
+    """What the baseline does on a workload: its name, outputs (for their shapes and dtypes) and error ratio."""
+
+    name: str
+    outputs: tuple
+    error_ratio: float
+
+    @property
+    def limit(self) -> float:
+        return max(ERROR_RATIO_MARGIN * self.error_ratio, 1e-6)
+
+
+def row_of(workload) -> dict:
+    """What identifies a workload in a verdict."""
+    name = getattr(workload, "name", None) or workload.uuid
+    return {"index": workload.index, "workload": name, "batch": workload.batch, "tokens": workload.tokens}
+
+
+class WallBench:
+    """One candidate against the baseline of a CPU task."""
+
+    def __init__(self, task, child: Child, baseline: Peer):
+        self.task, self.child = task, child
+        self.peers = {"candidate": child, "baseline": baseline}
+        self.arenas = {name: Arena() for name in self.peers}
+        self.random = random.SystemRandom()
+
+    def close(self) -> None:
+        for arena in self.arenas.values():
+            arena.close()
+
+    def first_call(self) -> None:
+        """The smallest awkward workload once: what the candidate compiles, it compiles now."""
+        self._check(min(self.task.awkward, key=lambda workload: workload.tokens), calls=1)
+
+    def check(self, workload) -> None:
+        """Two calls on the same buffers, all contents changed in between."""
+        self._check(workload, calls=2)
+
+    def _check(self, workload, calls: int) -> None:
+        inputs = self._fresh(workload)
+        standard = self._bind(inputs, ("candidate",))
+        for number in range(calls):
+            if number:
+                inputs = self._fresh(workload)
+                self.arenas["candidate"].write(inputs)
+            _, outputs = self._call("candidate", workload, inputs)
+            self._compare(workload, outputs, self.task.reference(inputs), standard)
+
+    def time(self, workload) -> dict:
+        """The row of one workload: medians in microseconds, ratio, spread, errors of the calls that were compared."""
+        inputs, outputs = self._fresh(workload), None
+        standard = self._bind(inputs, tuple(self.peers))
+        first = self.random.sample(range(1, MIN_PAIRS), NUDGES + CHECKED)
+        nudged, checked = set(first[:NUDGES]), set(first)
+        pairs, kept, end = [], [], time.monotonic() + SECONDS_PER_WORKLOAD
+        for number in range(-WARMUPS, MAX_PAIRS):
+            inputs = self._nudged(workload, inputs, outputs) if number in nudged else self._changed(workload, inputs)
+            taken = {}
+            for name in ("candidate", "baseline")[:: 1 if number % 2 else -1]:
+                self.arenas[name].write(inputs)
+                taken[name] = self._call(name, workload, inputs)
+            outputs = taken["candidate"][1]
+            if number < 0:
+                continue
+            pairs.append((taken["candidate"][0], taken["baseline"][0]))
+            if number in checked or (number >= MIN_PAIRS and self.random.random() < CHECKED_LATER):
+                kept.append((inputs, outputs, taken["baseline"][1]))
+            if number + 1 >= MIN_PAIRS and (_standard_error(pairs) < SETTLED or time.monotonic() > end):
+                break
+        self._refuse_background_work(workload, [cost for cost, _ in pairs])
+        errors = [self._compare_pair(workload, *outcome, standard) for outcome in kept]
+        worst = max(errors, key=lambda error: error.error_ratio)
+        figures = {"error_ratio": worst.error_ratio, "max_abs": worst.max_abs, "lse_error": worst.lse_error}
+        return row_of(workload) | _figures(pairs) | figures | {
+            "baseline": standard.name,
+            "baseline_error_ratio": standard.error_ratio,
+            "compared": len(kept),
+        }
+
+    def _fresh(self, workload) -> tuple:
+        return self.task.make_inputs(workload, self.random.getrandbits(31), CPU)
+
+    def _changed(self, workload, inputs: tuple) -> tuple:
+        """Everything new, or the same page tables with other values."""
+        if self.random.random() < 0.5:
+            return self._fresh(workload)
+        changed = []
+        for value in inputs:
+            if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() > 1:
+                signs = torch.randint(0, 2, value.shape[-1:], dtype=torch.int8).to(value.dtype).mul_(2).sub_(1)
+                value = value * signs
+            changed.append(value)
+        return tuple(changed)
+
+    def _nudged(self, workload, inputs: tuple, stale: tuple) -> tuple:
+        """One row of one input negated, such that the outputs of the call before would no longer pass."""
+        places = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor) and value.is_floating_point()]
+        for _ in range(NUDGE_TRIES):
+            place = self.random.choice(places)
+            tensor = inputs[place].clone()
+            tensor[self.random.randrange(len(tensor))].neg_()
+            changed = (*inputs[:place], tensor, *inputs[place + 1 :])
+            if not self.task.compare(stale, self.task.reference(changed)).ok:
+                return changed
+        return self._fresh(workload)
+
+    def _bind(self, inputs: tuple, names: tuple[str, ...]) -> Standard:
+        title, run = self.task.baseline(inputs)
+        outputs = run()
+        error = self.task.compare(outputs, self.task.reference(inputs))
+        if not error.ok:
+            raise Failure("evaluator", f"the baseline itself is wrong: {error.reason}")
+        for name in names:
+            reply = self.arenas[name].bind(self.peers[name], inputs, outputs, OUTPUT_NAMES[: len(outputs)])
+            if "error" in reply:
+                raise Failure("evaluator", f"the {name}'s process could not map its inputs: {reply['message']}")
+            self.peers[name].cpu_since_mark()
+        return Standard(title, outputs, error.error_ratio)
+
+    def _call(self, name: str, workload, inputs: tuple) -> tuple[Cost, tuple]:
+        peer, arena = self.peers[name], self.arenas[name]
+        arena.poison()
+        between = peer.cpu_since_mark()
+        start = time.perf_counter_ns()
+        reply = peer.request("call")
+        outputs = arena.take()
+        wall = time.perf_counter_ns() - start
+        cost = Cost(max(wall, peer.cpu_since_mark()) / 1e3, between / 1e3)
+        row = row_of(workload)
+        if name == "baseline":
+            if "error" in reply:
+                raise Failure("evaluator", f"the baseline failed: {reply['message']}", row)
+            return cost, outputs
+        if reply.get("error") == "output":
+            raise Failure("wrong-answer", reply["message"], row)
+        if "error" in reply:
+            raise Failure("crash", reply["message"], row)
+        edited = arena.edited(inputs)
+        if edited:
+            raise Failure("cheat", f"it wrote to its inputs (argument {edited[0]}, counted from 0)", row)
+        strays = self.child.strays()
+        if strays:
+            raise Failure("cheat", f"it left {len(strays)} process(es) running after the call returned", row)
+        return cost, outputs
+
+    def _compare(self, workload, outputs: tuple, expected: tuple, standard: Standard):
+        error = self.task.compare(outputs, expected)
+        row = row_of(workload) | {"error_ratio": error.error_ratio, "max_abs": error.max_abs, "lse_error": error.lse_error}
+        if not error.ok:
+            raise Failure("wrong-answer", error.reason, row)
+        if error.error_ratio > standard.limit:
+            raise Failure(
+                "wrong-answer",
+                f"the error ratio is {error.error_ratio:.2e}, must be at most {standard.limit:.2e}, "
+                f"{ERROR_RATIO_MARGIN} times the baseline's: something is computed in too low a precision",
+                row,
+            )
+        return error
+
+    def _compare_pair(self, workload, inputs: tuple, outputs: tuple, baseline_outputs: tuple, standard: Standard):
+        expected = self.task.reference(inputs)
+        reason = self.task.compare(baseline_outputs, expected).reason
+        if reason:
+            raise Failure("evaluator", f"the baseline was wrong in a timed call: {reason}", row_of(workload))
+        return self._compare(workload, outputs, expected, standard)
+
+    def _refuse_background_work(self, workload, costs: list[Cost]) -> None:
+        between, calls = sum(cost.between for cost in costs), sum(cost.call for cost in costs)
+        if between > BACKGROUND_SHARE * calls + BACKGROUND_US:
+            raise Failure(
+                "cheat",
+                f"it computed for {between / 1e3:.1f} ms between calls that took {calls / 1e3:.1f} ms: work goes on after return",
+                row_of(workload),
+            )
+
+
+def _ratios(pairs: list[tuple[Cost, Cost]]) -> list[float]:
+    return [baseline.total / candidate.total for candidate, baseline in pairs]
+
+
+def _quartile_spread(values: list[float]) -> float:
+    low, middle, high = statistics.quantiles(values, n=4)
+    return (high - low) / middle
+
+
+def _standard_error(pairs: list[tuple[Cost, Cost]]) -> float:
+    """Of the median ratio, as a share of it, were the ratios normally distributed."""
+    return 1.2533 * _quartile_spread(_ratios(pairs)) / 1.349 / len(pairs) ** 0.5
+
+
+def _figures(pairs: list[tuple[Cost, Cost]]) -> dict:
+    ratios = _ratios(pairs)
+    spread = _quartile_spread(ratios)
+    return {
+        "ours_us": round(statistics.median(candidate.total for candidate, _ in pairs), 1),
+        "baseline_us": round(statistics.median(baseline.total for _, baseline in pairs), 1),
+        "ratio": statistics.median(ratios),
+        "spread": round(spread, 4),
+        "pairs": len(pairs),
+        "status": "ok" if spread <= SPREAD_LIMIT else "unstable",
+    }
