@@ -84,6 +84,18 @@ def bind_run(flashinfer: baselines.FlashInferMLA, arguments: tuple, outputs: tup
     return Contender(lambda: flashinfer.run(*arguments[:4], *outputs), outputs)
 
 
+def error_ratio_limit(errors: dict[str, Errors]) -> float:
+    """The error ratio ours may have: 1.5 times the largest of the baselines that are right."""
+    ratios = [e.error_ratio for name, e in errors.items() if name != OURS and e.ok]
+    return ERROR_RATIO_MARGIN * max(ratios) if ratios else ERROR_RATIO_LIMIT
+
+
+def judge(outputs: dict[str, tuple], reference) -> dict[str, Errors]:
+    """Errors of every kernel, ours held to the error ratio that the baselines set."""
+    errors = {name: compare(found, reference) for name, found in outputs.items() if name != OURS}
+    return {OURS: compare(outputs[OURS], reference, error_ratio_limit=error_ratio_limit(errors))} | errors
+
+
 class Bench:
     """Caches, stopwatch and FlashInfer of one device, shared by all workloads of a scope.
 
@@ -151,17 +163,7 @@ class Bench:
             contender.poison()
             contender()
         torch.cuda.synchronize(self.device)
-        return self.judge({name: contender.outputs for name, contender in contenders.items()}, reference)
-
-    def judge(self, outputs: dict[str, tuple], reference) -> dict[str, Errors]:
-        """Errors of every kernel; those of the baselines set the error ratio that ours may have."""
-        errors = {name: compare(found, reference) for name, found in outputs.items() if name != OURS}
-        return {OURS: compare(outputs[OURS], reference, error_ratio_limit=self.error_ratio_limit(errors))} | errors
-
-    @staticmethod
-    def error_ratio_limit(errors: dict[str, Errors]) -> float:
-        ratios = [e.error_ratio for name, e in errors.items() if name != OURS and e.ok]
-        return ERROR_RATIO_MARGIN * max(ratios) if ratios else ERROR_RATIO_LIMIT
+        return judge({name: contender.outputs for name, contender in contenders.items()}, reference)
 
     def record(self, scope: str, timer: str, rows: list[dict], **more) -> dict:
         """The JSON-able record of one scope: every number's conditions, then the rows."""

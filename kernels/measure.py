@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from kernels import cupti
-from kernels.bench import OURS, Bench, Contender, Inputs
+from kernels.bench import OURS, Bench, Contender, Inputs, error_ratio_limit
 from kernels.reference import compare
 from kernels.rows import spread, steadier, summarize, table_row
 from kernels.serving import measure_call, measure_step
@@ -92,7 +92,7 @@ def _run_row(candidate, bench: Bench, inputs: Inputs, sampler, timer: str, pairs
     best: dict[str, Measurement] = {}
     for _ in range(ATTEMPTS):
         samples, kept, queued = sampler(bench, inputs, raced, pairs, checked)
-        errors[OURS] = compare(kept[OURS], reference, error_ratio_limit=bench.error_ratio_limit(errors))
+        errors[OURS] = compare(kept[OURS], reference, error_ratio_limit=error_ratio_limit(errors))
         if not errors[OURS].ok:
             return table_row(inputs, bench, errors, {})
         best = steadier(best, bench.measurements(samples, "run", timer))

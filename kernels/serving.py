@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from kernels.baselines import PLAN_INPUTS, FlashInferMLA, PlanMetadata
-from kernels.bench import OURS, Bench, Contender, Inputs, bind, bind_run
+from kernels.bench import OURS, Bench, Contender, Inputs, bind, bind_run, error_ratio_limit, judge
 from kernels.reference import Errors, compare
 from kernels.rows import spread, steadier, summarize, table_row
 from kernels.timing import ATTEMPTS, MAX_SPREAD, PAIRS, WARMUP, Measurement, MeasurementError, alternating, geomean
@@ -146,7 +146,7 @@ def _race(
         job.poison()
         job()
     torch.cuda.synchronize(bench.device)
-    errors = bench.judge({name: job.layers[layer].outputs for name, job in jobs.items()}, reference)
+    errors = judge({name: job.layers[layer].outputs for name, job in jobs.items()}, reference)
     raced = {name: job for name, job in jobs.items() if errors[name].ok}
     if OURS not in raced:
         return errors, {}
@@ -164,7 +164,7 @@ def _race(
             if i >= WARMUP:
                 samples[name].append(us)
             if i == checked and name == OURS:
-                errors[OURS] = compare(job.layers[layer].outputs, reference, error_ratio_limit=bench.error_ratio_limit(errors))
+                errors[OURS] = compare(job.layers[layer].outputs, reference, error_ratio_limit=error_ratio_limit(errors))
                 if not errors[OURS].ok:
                     return errors, {}
         best = steadier(best, bench.measurements(samples, scope, "wall"))

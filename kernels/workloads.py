@@ -28,8 +28,12 @@ FEEDBACK = (1, 11, 9, 16, 22, 29, 45, 41)
 # A gap of 0 stands for irregular gaps. Shares follow family 8, where they show as strides of gap x 64 when decoding.
 _PROMPT_FRAGMENTS = ((0, 900), (1, 480), (2, 400), (1, 480), (0, 700), (4, 480), (1, 480), (2, 400), (8, 480), (1, 480))
 _FIRST_DECODE_FRAGMENTS = ((0, 384), (16, 460), (8, 450), (16, 460), (8, 450))
-_LATER_DECODE_FRAGMENTS = ((16, 470), (32, 420), (32, 430), (4, 480), (16, 460), (32, 420), (32, 430), (2, 420))
-_IRREGULAR_GAPS = ((1, 2, 3, 4, 5, 14), (0.50, 0.20, 0.20, 0.03, 0.05, 0.02))
+_LATER_DECODE_FRAGMENTS = (
+    *((16, 460),) * 6, (32, 420), (32, 430), (4, 420), (32, 420), (32, 430), (16, 460),
+    (32, 420), (2, 420), (32, 420), (32, 430), (16, 460), (32, 420),
+)  # fmt: skip
+_IRREGULAR_GAPS = ((1, 2, 3, 4, 5, 14), (0.50, 0.20, 0.20, 0.03, 0.05, 0.02))  # and their shares
+_CACHED_RUN = 128  # pages between runs of the radix cache; the longest shared run has 84
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +112,13 @@ def page_table(workload: Workload, seed: int) -> tuple[np.ndarray, np.ndarray]:
         pages = rng.permutation(workload.num_pages - 1)[: workload.tokens] + 1
         return _indptr(workload.lens), pages.astype(np.int32)
 
-    cached = iter(rng.permutation(np.arange(16, 60_000)).tolist())
-    free = _free_pages(rng, workload, first=60_000)
+    cached = iter(rng.permutation(np.arange(16, 120_000, _CACHED_RUN)).tolist())
+    free = _free_pages(rng, workload, first=120_000)
     prompts = _cached_prefixes(rng, workload, cached)
     for prompt, length in zip(prompts, workload.lens):
         prompt.extend(next(free) for _ in range(length - workload.decoded - len(prompt)))
     if workload.fragmented and workload.decoded:
-        free = _decode_pages(rng, workload, first=200_000)
+        free = _decode_pages(rng, workload, first=300_000)
     for _ in range(workload.decoded):
         for pages in prompts:
             pages.append(next(free))
@@ -129,9 +133,9 @@ def _cached_prefixes(rng, workload: Workload, cached: Iterator[int]) -> list[lis
     """Pages that were in the radix cache before these requests came: those they share, then up to three of older requests."""
     prefixes = [[] for _ in workload.lens]
     for requests, tokens in workload.shared or (((*range(workload.batch),), 1),):
-        pages = [1] if not prefixes[requests[0]] else [next(cached) for _ in range(tokens)]
+        start = next(cached) if prefixes[requests[0]] else 1
         for request in requests:
-            prefixes[request].extend(pages)
+            prefixes[request].extend(range(start, start + tokens))
     for prefix, length in zip(prefixes, workload.lens):
         room = length - workload.decoded - len(prefix)
         prefix.extend(next(cached) for _ in range(min(int(rng.integers(0, 4)), max(room - 1, 0))))
