@@ -1,0 +1,5 @@
+"""`python -m evoteam`."""
+
+from evoteam.cli import main
+
+main()

@@ -1,0 +1,215 @@
+"""The command line of `python -m evoteam`."""
+
+import json
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import click
+
+ARMS = ("evolving", "single", "fixed-four")
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+class Stopped(click.ClickException):
+    """The command cannot go on; one message, exit status 1."""
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"evoteam: {self.message}", err=True)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Teams of agents that write kernels, and a supervisor that rewrites the team when work stalls."""
+
+
+@main.command()
+@click.option("--folder", type=FOLDER, required=True, help="Run folder; everything is written there.")
+@click.option("--task", help="What to optimize, such as mla-paged-decode-cpu.")
+@click.option("--arm", type=click.Choice(ARMS), default="evolving", show_default=True, help="The team, and whether it may be revised.")
+@click.option("--model", help="A model's name, `mailbox`, or `scripted:FILE`.")
+@click.option("--budget-tokens", type=float, help="Ceiling in input-equivalent tokens.")
+@click.option("--budget-dollars", type=float, help="Ceiling in dollars; needs a model with a known price.")
+@click.option("--effort", type=click.Choice(EFFORTS), help="Effort asked of the model, for every role. [default: the provider's]")
+@click.option("--evaluate-by", type=click.Choice(["here", "mailbox"]), default="here", show_default=True, help="Where verdicts are made.")
+@click.option("--base-url", help="A server that speaks the Messages API. [default: ANTHROPIC_BASE_URL]")
+@click.option("--no-stream", is_flag=True, help="Ask for whole answers, for servers that cannot stream.")
+@click.option("--unsafe", is_flag=True, help="Evaluate without confinement where none works.")
+@click.option("--resume", is_flag=True, help="Go on with the run in --folder.")
+def run(folder: Path, resume: bool, unsafe: bool, base_url: str | None, no_stream: bool, **chosen: Any) -> None:
+    """Run one arm: a team works on a task until its budget is used."""
+    from evoteam.memory import SharedFolder
+    from evoteam.search import Search
+
+    config = None if resume else _configuration(**chosen)
+    with _clear_errors(), SharedFolder.open(folder, config) as shared:
+        config = shared.state.config
+        task = _task(config["task"])
+        if shared.state.end:
+            click.echo(f"the run has ended before: {shared.state.end['text']}")
+        model = _model(config["model"], folder, base_url, not no_stream)
+        with _judge(config, unsafe) as judge:
+            Search(shared, model, judge, task, say=click.echo).run()
+        click.echo(_ending(shared.state))
+
+
+def _configuration(task: str | None, arm: str, model: str | None, budget_tokens: float | None, budget_dollars: float | None, **rest: Any) -> dict:
+    from evoteam.budget import Budget, BudgetError
+    from evoteam.search import configuration
+
+    missing = [name for name, value in (("--task", task), ("--model", model)) if not value]
+    if missing:
+        raise click.UsageError(f"a new run needs {' and '.join(missing)}; --resume goes on with the one in --folder")
+    _task(task)
+    try:
+        return configuration(
+            task=task, arm=arm, model=model, budget=Budget(budget_tokens, budget_dollars), effort=rest["effort"] or "",
+            evaluate_by=rest["evaluate_by"],
+        )  # fmt: skip
+    except BudgetError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _task(name: str) -> Any:
+    from kernels.tasks import TaskError, load_task
+
+    try:
+        return load_task(name)
+    except TaskError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _model(name: str, folder: Path, base_url: str | None, stream: bool) -> Any:
+    if name == "mailbox":
+        from evoteam.mailbox import MailboxModel
+
+        return MailboxModel(folder / "mailbox", say=click.echo)
+    if name.startswith("scripted:"):
+        from evoteam.llm import ScriptedModel
+
+        return ScriptedModel.load(Path(name.removeprefix("scripted:")))
+    from evoteam.anthropic_model import AnthropicModel
+
+    return AnthropicModel(name, base_url=base_url, stream=stream)
+
+
+def _judge(config: dict, unsafe: bool) -> Any:
+    from evoteam.evaluator import evaluator_sha256, task_sha256
+    from evoteam.judges import LocalJudge
+    from evoteam.mailbox import MailboxJudge
+
+    task = config["task"]
+    if config["evaluate_by"] == "here":
+        return LocalJudge(task, unsafe=unsafe)
+    hashes = {"task_sha256": task_sha256(task), "evaluator_sha256": evaluator_sha256()}
+    return nullcontext(MailboxJudge(task, hashes, say=click.echo))
+
+
+class _clear_errors:
+    """Errors that a user can do something about become one message."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        from evoteam.evaluator import EvaluationError
+        from evoteam.llm import ProviderError
+        from evoteam.memory import FolderError
+
+        if isinstance(error, (EvaluationError, ProviderError)):
+            raise Stopped(f"{error}\nthe run is kept; go on with: python -m evoteam run --resume --folder RUN") from None
+        if isinstance(error, FolderError):
+            raise Stopped(str(error)) from None
+        if isinstance(error, KeyboardInterrupt):
+            raise Stopped("interrupted; the run is kept, go on with --resume") from None
+
+
+def _ending(state: Any) -> str:
+    total, best = state.ledger.total, state.best
+    found = f"best {best.id}: {best.score:.3f}" if best else "nothing valid was found"
+    return f"ended ({state.end['reason']}): {found}; {total.tokens:,.0f} tokens, {total.evaluations} evaluations, {len(state.tenures)} teams"
+
+
+@main.command()
+@click.argument("folder", type=FOLDER)
+@click.option("--watch", is_flag=True, help="Print again whenever something changed, until the run ends.")
+def status(folder: Path, watch: bool) -> None:
+    """How a run stands: best, tokens, team, last diagnosis."""
+    from evoteam.memory import SharedFolder
+    from evoteam.summary import status_text
+
+    shown = ""
+    with _clear_errors():
+        while True:
+            shared = SharedFolder.read(folder)
+            text = status_text(shared)
+            if text != shown:
+                click.echo(text + ("\n" if watch else ""))
+                shown = text
+            if not watch or shared.state.end:
+                return
+            time.sleep(2)
+
+
+@main.command()
+@click.argument("folder", type=FOLDER)
+def teams(folder: Path) -> None:
+    """The lineage of a run: every team, what caused it, what it changed and achieved."""
+    from evoteam.memory import SharedFolder
+    from evoteam.views import lineage
+
+    with _clear_errors():
+        click.echo(lineage(SharedFolder.read(folder).state, teams=None, diagnosis=10_000))
+
+
+@main.command()
+@click.argument("folder", type=FOLDER)
+@click.option("--remeasure", is_flag=True, help="Recorded answers, fresh evaluations.")
+@click.option("--into", type=FOLDER, help="Keep the new run here. [default: thrown away]")
+@click.option("--unsafe", is_flag=True, help="Evaluate without confinement where none works.")
+def replay(folder: Path, remeasure: bool, into: Path | None, unsafe: bool) -> None:
+    """Run a recorded run again from its recorded answers and say whether every decision is the same."""
+    from evoteam.replay import replay as again
+
+    target = into or Path(tempfile.mkdtemp(prefix="evoteam-replay-"))
+    try:
+        with _clear_errors():
+            outcome = again(folder, target, remeasure=remeasure, unsafe=unsafe)
+    finally:
+        if into is None:
+            shutil.rmtree(target, ignore_errors=True)
+    click.echo(outcome.text)
+    if not outcome.equal and not remeasure:
+        sys.exit(1)
+
+
+@main.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--task", required=True, help="Task to judge by.")
+@click.option("--full", is_flag=True, help="All workloads, not only those that a run's agents see.")
+@click.option("--unsafe", is_flag=True, help="Evaluate without confinement where none works.")
+def evaluate(paths: tuple[Path, ...], task: str, full: bool, unsafe: bool) -> None:
+    """Judge source files, or attempt folders (kernel.py inside; verdict.json is written beside it)."""
+    from evoteam.digest import verdict_digest
+    from evoteam.evaluator import EvaluationError, Evaluator
+
+    _task(task)
+    failed = False
+    with Evaluator(task, unsafe=unsafe) as evaluator:
+        for number, path in enumerate(paths, 1):
+            with nullcontext(path) if path.is_dir() else tempfile.TemporaryDirectory() as attempt_dir:
+                source = path / "kernel.py" if path.is_dir() else path
+                try:
+                    verdict = evaluator.evaluate(source, Path(attempt_dir), full=full, more=number < len(paths))
+                except EvaluationError as error:
+                    raise Stopped(str(error)) from None
+            if path.is_dir():
+                (path / "verdict.json").write_text(json.dumps(verdict.to_json(), indent=1) + "\n", encoding="utf-8")
+            failed |= bool(verdict.failure)
+            click.echo(verdict_digest(str(path), verdict.to_json()))
+    sys.exit(1 if failed else 0)

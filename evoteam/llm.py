@@ -1,0 +1,162 @@
+"""What the loop asks of a language model, and the two models that need none: scripted and replayed."""
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from evoteam.budget import CHARS_PER_TOKEN, Usage, tokens_of
+from evoteam.memory import read_events
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call. `key` names it for good (a resumed run asks again under the same key); `number` counts the answers
+    this role had before; `seen_tokens` is the part of the prompt that the previous call of the turn already held."""
+
+    key: str
+    role: str
+    number: int
+    system: str
+    messages: list[dict]
+    tools: list[dict]
+    max_tokens: int
+    effort: str
+    seen_tokens: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return tokens_of(self.system) + round(_characters([self.messages, self.tools]) / CHARS_PER_TOKEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer: content blocks in the form of the Messages API. `faults`: tool-use id -> why its input is unusable."""
+
+    content: list[dict]
+    stop_reason: str
+    usage: Usage
+    model: str
+    faults: dict[str, str] = field(default_factory=dict)
+    retries: int = 0
+
+
+class ProviderError(RuntimeError):
+    """No answer could be had. `usage` was charged, or may have been."""
+
+    def __init__(self, message: str, usage: Usage = Usage()):
+        super().__init__(message)
+        self.usage = usage
+
+
+class RecordingEnds(RuntimeError):
+    """A script or recording holds no further answer for this role."""
+
+
+class Model(Protocol):
+    """`repeatable`: asking again under the same key costs nothing more, so a lost answer need not be charged."""
+
+    name: str
+    repeatable: bool
+
+    def ask(self, request: Request) -> Reply: ...
+
+
+def tidy(blocks: Any, key: str) -> tuple[list[dict], dict[str, str]]:
+    """Content blocks fit to be sent back, whatever the model produced, and the faults of their tool inputs.
+
+    A tool input that is no object is replaced by {} and reported, never run as {}.
+    """
+    content, faults, ids = [], {}, set()
+    for index, block in enumerate(blocks if isinstance(blocks, list) else [blocks]):
+        if not isinstance(block, dict) or not isinstance(block.get("type"), str):
+            block = {"type": "text", "text": block if isinstance(block, str) else json.dumps(block)}
+        if block["type"] == "text" and not (isinstance(block.get("text"), str) and block["text"].strip()):
+            continue
+        if block["type"] == "tool_use":
+            block, fault = _tidy_use(block, f"{key}-{index}".replace(".", "-"), ids)
+            ids.add(block["id"])
+            if fault:
+                faults[block["id"]] = fault
+        content.append(block)
+    return content or [{"type": "text", "text": "(empty answer)"}], faults
+
+
+def _tidy_use(block: dict, fallback: str, ids: set[str]) -> tuple[dict, str]:
+    given, fault = block.get("input"), block.get("fault", "")
+    known = block.get("id")
+    name = block.get("name")
+    if not isinstance(given, dict):
+        fault = fault or f"the arguments are {type(given).__name__}, wanted a JSON object"
+        given = {}
+    block = {
+        "type": "tool_use",
+        "id": known if isinstance(known, str) and known and known not in ids else fallback,
+        "name": name if isinstance(name, str) and name else "unnamed",
+        "input": given,
+    }
+    return block, fault
+
+
+def _characters(value: Any) -> int:
+    if isinstance(value, dict):
+        return sum(len(name) + _characters(item) for name, item in value.items())
+    return sum(map(_characters, value)) if isinstance(value, list) else len(str(value))
+
+
+def estimated_usage(request: Request, answer: str) -> Usage:
+    """Usage counted from characters. What the turn's previous call already held counts as read from a cache."""
+    prompt = request.prompt_tokens
+    seen = min(request.seen_tokens, prompt)
+    return Usage(cache_write=prompt - seen, cache_read=seen, output=tokens_of(answer), estimated=True)
+
+
+class ScriptedModel:
+    """Answers from a list per role: {"writer": [[block, ...], ...], "supervisor": [...]}. For tests and dry runs."""
+
+    name, repeatable = "scripted", True
+
+    def __init__(self, answers: dict[str, list[Any]]):
+        self.answers = answers
+
+    @classmethod
+    def load(cls, path: Path) -> "ScriptedModel":
+        return cls(json.loads(path.read_text("utf-8")))
+
+    def ask(self, request: Request) -> Reply:
+        script = self.answers.get(request.role, [])
+        if request.number >= len(script):
+            raise RecordingEnds(f"the script has {len(script)} answers for {request.role!r} and one more was asked for")
+        content, faults = tidy(script[request.number], request.key)
+        stop = "tool_use" if any(block["type"] == "tool_use" for block in content) else "end_turn"
+        return Reply(content, stop, estimated_usage(request, json.dumps(content)), self.name, faults)
+
+
+class ReplayModel:
+    """The answers of a recorded run, in order, per role, with the usage that was recorded."""
+
+    repeatable = True
+
+    def __init__(self, journal: Path):
+        self.replies: dict[str, list[dict]] = defaultdict(list)
+        self.name, role, lost = "", "", Usage()
+        for event in read_events(journal):
+            if event["kind"] == "run":
+                self.name = event["config"]["model"]
+            elif event["kind"] == "turn":
+                role = event["role"]
+            elif event["kind"] in ("provider", "resume"):
+                lost += Usage.of(event.get("usage") or {})
+            elif event["kind"] == "reply":
+                self.replies[role].append(event | {"usage": (Usage.of(event["usage"]) + lost).record()})
+                lost = Usage()
+
+    def ask(self, request: Request) -> Reply:
+        recorded = self.replies[request.role]
+        if request.number >= len(recorded):
+            raise RecordingEnds(f"the recording has {len(recorded)} answers of {request.role!r} and one more was asked for")
+        event = recorded[request.number]
+        return Reply(
+            event["content"], event["stop_reason"], Usage.of(event["usage"]), event["model"], event.get("faults", {}), event["retries"]
+        )

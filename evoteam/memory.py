@@ -1,0 +1,201 @@
+"""The shared folder of a run: one append-only journal, immutable records beside it, one writing process.
+
+Everything known about a run is read from `events.jsonl`; the other files are what its events point at.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any, Iterator
+
+from filelock import FileLock, Timeout
+
+from evoteam.state import State
+
+SCHEMA = 1
+MIN_FREE = 16 * 2**20  # bytes wanted on the disk before anything is paid for
+JOURNAL = "events.jsonl"
+
+
+class FolderError(RuntimeError):
+    """The run folder cannot be used as asked; the message says why and what to do."""
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def read_events(path: Path) -> Iterator[dict]:
+    """The events of a journal in order; torn and foreign lines are passed over."""
+    with open(path, "rb") as file:
+        for line in file:
+            if line.endswith(b"\n") and (event := _event(line)):
+                yield event
+
+
+def _event(line: bytes) -> dict | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "kind" in event and "seq" in event else None
+
+
+def write_atomically(path: Path, data: str) -> None:
+    """Write a file so that it is there whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise FolderError(f"cannot write {path}: {error.strerror}; make room and continue with --resume") from error
+
+
+class SharedFolder:
+    """A run folder. `open` to write it (one process at a time), `SharedFolder.read` to look at it."""
+
+    def __init__(self, path: Path, state: State, torn: int):
+        self.path, self.state, self.torn = path, state, torn
+        self._file: int | None = None
+        self._lock: FileLock | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> "SharedFolder":
+        """A run folder as it stands now, without the right to write. A running writer is not disturbed."""
+        journal = path / JOURNAL
+        if not journal.is_file():
+            raise FolderError(f"{path} is not a run folder: it has no {JOURNAL}; start one with `run --folder {path}`")
+        state, torn = State(), 0
+        with open(journal, "rb") as file:
+            for number, line in enumerate(file):
+                event = _event(line) if line.endswith(b"\n") else None
+                torn += event is None
+                if event and number == 0 and event.get("schema", 0) > SCHEMA:
+                    raise FolderError(f"{path} was written by a newer version (schema {event['schema']}, this one reads {SCHEMA})")
+                if event:
+                    state.apply(event)
+        return cls(path, state, torn)
+
+    @classmethod
+    def open(cls, path: Path, config: dict | None = None) -> "SharedFolder":
+        """The folder with the right to write. `config`: start a new run; None: go on with the one that is there."""
+        path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise FolderError(f"another process is writing {path}; wait for it or choose another --folder") from None
+        try:
+            return cls._open(path, config, lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def _open(cls, path: Path, config: dict | None, lock: FileLock) -> "SharedFolder":
+        journal = path / JOURNAL
+        started = journal.is_file() and journal.stat().st_size > 0
+        if config is not None and started:
+            raise FolderError(f"{path} already holds a run; continue it with --resume or choose another --folder")
+        if config is None and not started:
+            raise FolderError(f"{path} holds no run to resume; start one without --resume")
+        folder = cls.read(path) if started else cls(path, State(), 0)
+        folder._file, folder._lock = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), lock
+        if config is not None:
+            folder.append("run", schema=SCHEMA, config=config)
+            write_atomically(path / "run.json", json.dumps({"schema": SCHEMA} | config, indent=1) + "\n")
+        elif journal.read_bytes()[-1:] != b"\n":
+            folder._write(b"\n")
+        return folder
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._lock.release()
+            self._file = None
+
+    def __enter__(self) -> "SharedFolder":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def append(self, kind: str, **fields: Any) -> dict:
+        """Write one event and take it into the state."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        event = {"seq": self.state.seq + 1, "t": stamp, "kind": kind} | fields
+        line = json.dumps(event, separators=(",", ":")).encode() + b"\n"
+        self._write(line)
+        self.state.apply(json.loads(line))
+        return event
+
+    def _write(self, line: bytes) -> None:
+        size = os.fstat(self._file).st_size
+        try:
+            written = os.write(self._file, line)
+            if written == len(line):
+                os.fsync(self._file)
+                return
+            reason = f"only {written} of {len(line)} bytes fitted"
+        except OSError as error:
+            reason = error.strerror
+        os.ftruncate(self._file, size)
+        raise FolderError(f"cannot write {self.path / JOURNAL}: {reason}; make room and continue with --resume")
+
+    def check_space(self) -> None:
+        """Refuse to go on when the disk could not hold what is about to be paid for."""
+        free = shutil.disk_usage(self.path).free
+        if free < MIN_FREE:
+            raise FolderError(
+                f"{free / 2**20:.1f} MB are free under {self.path}, wanted {MIN_FREE / 2**20:.0f}; make room and continue with --resume"
+            )
+
+    def store(self, relative: str, files: dict[str, str]) -> Path:
+        """A record folder that appears whole or not at all; one that is there already is left as it is."""
+        target = self.path / relative
+        if target.exists():
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        for name, text in files.items():
+            write_atomically(temporary / name, text)
+        os.rename(temporary, target)
+        return target
+
+    def store_file(self, relative: str, text: str) -> Path:
+        path = self.path / relative
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
+        return path
+
+    def publish_best(self) -> None:
+        """Bring the copy in best/ up to date."""
+        if best := self.state.best:
+            self.store_file("best/kernel.py", self.source(best.id))
+            self.store_file("best/verdict.json", json.dumps({"attempt": best.id} | best.verdict, indent=1) + "\n")
+
+    def source(self, attempt: str) -> str:
+        """Source of an attempt, checked against the journal."""
+        path = self.path / "attempts" / attempt / "kernel.py"
+        text = path.read_bytes().decode("utf-8", "replace")
+        if sha256(text) != self.state.attempts[attempt].source_sha256:
+            raise FolderError(f"{path} is not what was evaluated: its hash differs from the journal's; restore it from a copy")
+        return text
+
+    def text(self, relative: str) -> str:
+        """A text file of the folder; FolderError for a path that leads out of it, links included."""
+        path = (self.path / relative).resolve()
+        if not path.is_relative_to(self.path.resolve()):
+            raise FolderError(f"{relative!r} leads out of the shared folder; give a path inside it, such as attempts/a0001/kernel.py")
+        if not path.is_file():
+            raise FolderError(f"there is no file {relative!r} in the shared folder")
+        return path.read_bytes().decode("utf-8", "replace")

@@ -1,0 +1,301 @@
+"""The tools of a role, and the one door by which candidates and notes enter the shared folder.
+
+A tool call is answered whatever its arguments are: what cannot be done is `Refused`, and the role is told why.
+"""
+
+import ast
+import difflib
+import hashlib
+import json
+import re
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Callable, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from evoteam.digest import verdict_digest
+from evoteam.evaluator import EvaluationError
+from evoteam.memory import FolderError, SharedFolder, sha256
+from evoteam.state import Attempt, Call, Talk
+from evoteam.team import Team, problems_of
+from evoteam.verdict import Verdict, head_and_tail
+from evoteam.views import may_read, visible
+
+PAGE = 12_000  # characters of one read
+MESSAGE = 1_200  # characters of an evaluator's message kept in the journal
+KEPT = (
+    "task", "source_sha256", "task_sha256", "evaluator_sha256", "phase", "failure", "score", "full_score", "rows", "worst",
+    "message", "confinement", "device", "seconds", "gpu_seconds",
+)  # fmt: skip
+BOUNDS = ("Length", "Items", "Minimum", "Maximum", "minimum", "maximum")
+TEXTS = json.loads((Path(__file__).parent / "prompts" / "tools.json").read_text("utf-8"))
+
+
+class Refused(Exception):
+    """What a tool call asked for cannot be done; the message goes to the role."""
+
+
+class Judge(Protocol):
+    """Evaluates a source file, over all workloads if its score is above `best`. EvaluationError: it does not work here."""
+
+    def evaluate(self, source: Path, attempt_dir: Path, *, best: float) -> Verdict: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a tool answers. `ends`: the reason why the turn is over now; `value`: what the turn leaves behind."""
+
+    text: str
+    ends: str = ""
+    value: dict | None = None
+
+
+class _Arguments(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+_Idea = Annotated[str, Field(min_length=1, max_length=600)]
+_Techniques = Annotated[list[Annotated[str, Field(max_length=60)]], Field(max_length=12)]
+_Source = Annotated[str, Field(min_length=1, max_length=200_000)]
+
+
+class WriteKernel(_Arguments):
+    source: _Source
+    idea: _Idea
+    techniques: _Techniques = []
+
+
+class Edit(_Arguments):
+    search: Annotated[str, Field(min_length=1, max_length=20_000)]
+    replace: Annotated[str, Field(max_length=100_000)]
+
+
+class EditKernel(_Arguments):
+    base: str
+    edits: Annotated[list[Edit], Field(min_length=1, max_length=30)]
+    idea: _Idea
+    techniques: _Techniques = []
+
+
+class Read(_Arguments):
+    path: Annotated[str, Field(max_length=300)]
+    offset: Annotated[int, Field(ge=0, le=100_000_000)] = 0
+
+
+class WriteNote(_Arguments):
+    text: Annotated[str, Field(min_length=1, max_length=6_000)]
+    evidence: Annotated[list[Annotated[str, Field(max_length=20)]], Field(max_length=30)] = []
+
+
+class Finish(_Arguments):
+    summary: Annotated[str, Field(max_length=2_000)] = ""
+
+
+class Toolbox:
+    """The tools of one turn: name -> (arguments, handler). `run` answers any call with a Result or raises Refused."""
+
+    def __init__(self, folder: SharedFolder, talk: Talk):
+        self.folder, self.talk = folder, talk
+        self.tools: dict[str, tuple[type[_Arguments], Callable[[Any, Call], Result]]] = {}
+
+    def specs(self) -> list[dict]:
+        return [
+            {"name": name, "description": TEXTS[name]["description"], "input_schema": schema_of(arguments, TEXTS[name]["arguments"])}
+            for name, (arguments, _) in self.tools.items()
+        ]
+
+    def run(self, call: Call) -> Result:
+        if call.name not in self.tools:
+            raise Refused(f"there is no tool {call.name[:80]!r} here; the tools are {', '.join(self.tools)}")
+        if call.fault:
+            raise Refused(f"{call.fault}; nothing was done, call {call.name} again")
+        arguments, handler = self.tools[call.name]
+        try:
+            given = arguments.model_validate(call.input)
+        except ValidationError as error:
+            raise Refused("the arguments do not fit:\n" + "\n".join(f"- {p}" for p in problems_of(error))) from None
+        return handler(given, call)
+
+    def read(self, given: Read, call: Call) -> Result:
+        refusal = may_read(given.path, self.folder.state, self.talk)
+        if refusal:
+            raise Refused(refusal)
+        try:
+            text = self.folder.text(given.path)
+        except (FolderError, OSError, ValueError) as error:
+            raise Refused(str(error)) from None
+        part = text[given.offset : given.offset + PAGE]
+        rest = len(text) - given.offset - len(part)
+        return Result(part + (f"\n[{rest} characters follow; read on with offset {given.offset + len(part)}]" if rest > 0 else ""))
+
+
+class RoleTools(Toolbox):
+    """What a role of the team may do: the tools it was given, and ending its turn."""
+
+    def __init__(self, folder: SharedFolder, talk: Talk, team: Team, judge: Judge, techniques: dict[str, str]):
+        super().__init__(folder, talk)
+        self.judge, self.techniques, self.team = judge, techniques, team
+        known = {
+            "write_kernel": (WriteKernel, self.write_kernel),
+            "edit_kernel": (EditKernel, self.edit_kernel),
+            "read": (Read, self.read),
+            "note": (WriteNote, self.note),
+        }
+        self.tools = {name: known[name] for name in team.role(talk.role).tools} | {"finish": (Finish, self.finish)}
+
+    def write_kernel(self, given: WriteKernel, call: Call) -> Result:
+        return self._attempt(call, given.source, given.idea, given.techniques, "")
+
+    def edit_kernel(self, given: EditKernel, call: Call) -> Result:
+        base = self.folder.state.attempts.get(given.base)
+        if base is None or not visible(base, self.talk):
+            raise Refused(f"there is no attempt {given.base[:40]!r} that you can see; name one by its id, such as a0003")
+        if refusal := may_read(f"attempts/{base.id}/kernel.py", self.folder.state, self.talk):
+            raise Refused(refusal)
+        source = self.folder.source(base.id)
+        for number, edit in enumerate(given.edits, 1):
+            source = apply_edit(source, edit, number)
+        return self._attempt(call, source, given.idea, given.techniques, base.id)
+
+    def note(self, given: WriteNote, call: Call) -> Result:
+        state = self.folder.state
+        known = next((note for note in state.notes.values() if note.call == call.key), None)
+        unknown = [attempt for attempt in given.evidence if attempt not in state.attempts]
+        if unknown:
+            raise Refused(f"evidence must be ids of attempts, such as a0003; unknown: {', '.join(unknown)}")
+        name = known.id if known else f"n{len(state.notes) + 1:04d}"
+        if not known:
+            text = _clean(given.text)
+            self.folder.store_file(f"notes/{self.talk.role}/{name}.md", text + "\n")
+            who = {"role": self.talk.role, "team": self.talk.team}
+            self.folder.append("note", id=name, call=call.key, **who, text=text, evidence=given.evidence)
+        return Result(f"noted as {name}")
+
+    def finish(self, given: Finish, call: Call) -> Result:
+        return Result("turn ended", ends="finished")
+
+    def _attempt(self, call: Call, source: str, idea: str, techniques: list[str], base: str) -> Result:
+        """Store, evaluate and describe a candidate; a call that was interrupted goes on where it stood."""
+        state = self.folder.state
+        attempt = next((a for a in reversed(state.attempts.values()) if a.call == call.key), None)
+        if attempt is None:
+            attempt = self._enter(call, source, idea, techniques, base)
+        if not attempt.seq:
+            self._judge(attempt)
+        if state.best is attempt:
+            self.folder.publish_best()
+        before = [point["score"] for point in state.curve if point["attempt"] != attempt.id]
+        return Result(verdict_digest(attempt.id, attempt.verdict, before[-1] if before else 0.0))
+
+    def _enter(self, call: Call, source: str, idea: str, techniques: list[str], base: str) -> Attempt:
+        state, limits = self.folder.state, self.team.limits
+        try:
+            data = source.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise Refused(f"the source cannot be written as UTF-8: {error.reason} at character {error.start}") from None
+        if self.talk.evaluations >= limits.evaluations:
+            raise Refused(f"all {limits.evaluations} evaluations of this turn are used; leave a note or finish")
+        if not state.ledger.evaluation_allowed():
+            raise Refused("the run's evaluations are used up; leave a note or finish")
+        digest, tree = hashlib.sha256(data).hexdigest(), ast_sha256(source)
+        known = state.by_source.get(digest) or state.by_ast.get(tree)
+        if known:
+            if not any(repeat["call"] == call.key for repeat in state.repeats):
+                self.folder.append("repeat", call=call.key, role=self.talk.role, team=self.talk.team, attempt=known)
+            raise Refused(f"this is the same program as {known} ({state.attempts[known].outcome}); it was not evaluated again")
+        name = f"a{len(state.attempts) + 1:04d}"
+        self.folder.store(f"attempts/{name}", {"kernel.py": source})
+        declared = [tag for tag in dict.fromkeys(techniques) if tag in self.techniques]
+        confirmed = [tag for tag in declared if re.search(self.techniques[tag], source)]
+        self.folder.append(
+            "attempt", id=name, call=call.key, role=self.talk.role, team=self.talk.team, idea=_clean(idea), base=base,
+            source_sha256=digest, ast_sha256=tree, techniques=confirmed, unconfirmed=[t for t in declared if t not in confirmed],
+        )  # fmt: skip
+        return state.attempts[name]
+
+    def _judge(self, attempt: Attempt) -> None:
+        folder = self.folder.path / "attempts" / attempt.id
+        self.folder.source(attempt.id)
+        verdict = self.judge.evaluate(folder / "kernel.py", folder, best=self.folder.state.best_score)
+        if verdict.failure == "evaluator":
+            raise EvaluationError(f"the evaluator failed on {attempt.id}: {verdict.message}")
+        if verdict.source_sha256 != attempt.source_sha256:
+            raise EvaluationError(f"the verdict of {attempt.id} is of another source ({verdict.source_sha256[:12]}...)")
+        record = verdict.to_json()
+        self.folder.store_file(f"attempts/{attempt.id}/verdict.json", json.dumps(record, indent=1) + "\n")
+        brief = {name: record[name] for name in KEPT}
+        brief["rows"] = [{name: value for name, value in row.items() if name != "samples"} for row in record["rows"]]
+        brief["message"] = head_and_tail(verdict.message.encode("utf-8", "replace"), MESSAGE)
+        self.folder.append("verdict", attempt=attempt.id, verdict=brief)
+
+
+def schema_of(arguments: type[BaseModel], texts: dict[str, str]) -> dict:
+    """JSON Schema of a tool's arguments with the descriptions of prompts/tools.json, references put in place.
+
+    Bounds are left out to save tokens: a value beyond them is refused with the bound.
+    """
+    schema = arguments.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def plain(node: Any) -> Any:
+        if isinstance(node, list):
+            return [plain(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        if "$ref" in node:
+            return plain(definitions[node["$ref"].rpartition("/")[2]])
+        if "properties" in node:
+            node = node | {"properties": {name: plain(value) for name, value in node["properties"].items()}}
+            return {key: value for key, value in node.items() if key not in ("title", "description")}
+        return {key: plain(value) for key, value in node.items() if key != "title" and not key.endswith(BOUNDS)}
+
+    schema = plain(schema)
+    for name, text in texts.items():
+        node = schema["properties"]
+        *path, last = name.split(".")
+        for part in path:
+            node = (node[part].get("items") or node[part])["properties"]
+        node[last] = node[last] | {"description": text}
+    return schema
+
+
+def apply_edit(source: str, edit: Edit, number: int) -> str:
+    """`source` with the one place that reads `edit.search` replaced; Refused tells what is near it."""
+    count = source.count(edit.search)
+    if count == 1:
+        return source.replace(edit.search, edit.replace)
+    if count:
+        raise Refused(f"edit {number}: the search text stands {count} times in the source; take in more lines around it")
+    raise Refused(f"edit {number}: the search text is not in the source. The nearest lines are:\n{_nearest(source, edit.search)}")
+
+
+def _nearest(source: str, search: str) -> str:
+    lines = [line[:200] for line in source.splitlines()]
+    wanted = next((line[:200] for line in search.splitlines() if line.strip()), "")
+    found = difflib.get_close_matches(wanted, lines, n=1, cutoff=0)
+    if not found:
+        return "(none)"
+    start = max(0, lines.index(found[0]) - 2)
+    shown = lines[start : start + min(20, 4 + search.count("\n"))]
+    return "\n".join(f"{start + i + 1:4d}  {line}" for i, line in enumerate(shown))
+
+
+def ast_sha256(source: str) -> str:
+    """Hash of the program without comments, layout and docstrings; of the text where it does not parse."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source)
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            if isinstance(body, list) and len(body) > 1 and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+                del body[0]
+        return sha256(ast.dump(tree))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return sha256(source)
+
+
+def _clean(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")
