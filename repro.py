@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from evoteam import claims, parts, record
+from evoteam import claims, record
 from evoteam.console import Terminal, claim_list
+from evoteam.formats import finite
 
 EXPECTED = Path(__file__).with_name("expected_results.json")
 EXIT_STATUS = """\b
@@ -58,13 +59,16 @@ def main(context, mode, kernel, workloads, trace, out, json_only, seed, strict, 
     if list_only:
         terminal.out.print(claim_list(chosen))
         return
-    from kernels import selection  # torch is imported from here on
+    from evoteam import parts, report  # torch may be imported from here on
+    from evoteam.session import Session
+    from kernels import flashinfer_trace, selection
 
     seed = secrets.randbits(32) if seed is None else seed
-    session = parts.Session(
+    session = Session(
         claims=chosen,
         kernel=_usage("--kernel", selection.load_kernel, selection.KernelError, kernel),
         workloads=_usage("--workloads", selection.select_workloads, selection.SelectionError, workloads),
+        tables=trace and _usage("--trace", flashinfer_trace.load_page_tables, flashinfer_trace.TraceError, trace),
         seed=seed,
         terminal=terminal,
         report=record.begin(record.command_line(), tuple(dict.fromkeys(claim.mode for claim in chosen)), seed),
@@ -75,16 +79,17 @@ def main(context, mode, kernel, workloads, trace, out, json_only, seed, strict, 
 
     judgements = [claims.judge(claim, session.evidence.get(claim.id, claims.Evidence(claims.NOT_RUN))) for claim in chosen]
     last_line = claims.summary_line(judgements)
-    session.report |= {
+    full = finite(session.report | {
         "kernel": session.kernel.to_json(),
         "paper": expected.paper,
         "sources": expected.sources,
         "caveats": expected.caveats,
         "claims": [judgement.to_json() for judgement in judgements],
         "summary": last_line,
-    }
-    text = json.dumps(session.report, indent=1, ensure_ascii=False, allow_nan=False)
-    record.write(out / "report.json", text)
+    })
+    text = json.dumps(full, indent=1, ensure_ascii=False)
+    _usage("--out", record.write, record.RecordError, out / "report.json", text)
+    _usage("--out", record.write, record.RecordError, out / "report.html", report.render(full))
     if json_only:
         click.echo(text)
     terminal.verdicts(judgements, last_line)

@@ -230,15 +230,17 @@ def from_scope(claim: Claim, record: dict, device: str) -> Evidence:
     rows = record["rows"]
     if not rows:
         return Evidence(NOT_RUN, device=device, reason="no workload was measured")
-    ratios = [0.0 if row["status"] == "wrong" else row["ratio"] for row in rows]
-    value = figure(ratios, claim.figure)
-    low = figure([_bound(row, ratio, -1) for row, ratio in zip(rows, ratios)], claim.figure)
-    high = figure([_bound(row, ratio, +1) for row, ratio in zip(rows, ratios)], claim.figure)
     wrong = [row["index"] for row in rows if row["status"] == "wrong"]
+    if any(row["ratio"] is None and row["status"] != "wrong" for row in rows):
+        reason = record.get("baseline_error") or "FlashInfer gave no right answer on some workload"
+        return Evidence(NO_BASELINE, device=device, reason=reason)
+    bounds = [ratio_bounds(row) if row["status"] == "unstable" else (row["ratio"] or 0.0,) * 2 for row in rows]
+    value = figure([row["ratio"] or 0.0 for row in rows], claim.figure)
+    low, high = (figure([bound[side] for bound in bounds], claim.figure) for side in (0, 1))
     unstable = [row["index"] for row in rows if row["status"] == "unstable"]
     reason = ""
     if wrong:
-        reason = f"wrong result on workload {_list(wrong)}: counts as 0"
+        reason = f"wrong result on workload {_list(wrong)}, counted as 0: {next(r['reason'] for r in rows if r['status'] == 'wrong')}"
     elif unstable:
         reason = f"spread above 10% on workload {_list(unstable)}: {claim.show(low)} to {claim.show(high)}"
     if len(rows) < claim.workloads and not wrong:
@@ -247,14 +249,14 @@ def from_scope(claim: Claim, record: dict, device: str) -> Evidence:
     return Evidence("", value, low, high, device, reason)
 
 
-def _bound(row: dict, ratio: float, side: int) -> float:
-    """The least (-1) or greatest (+1) ratio that an unstable row's middle 80% of samples allow."""
-    if row["status"] != "unstable":
-        return ratio
-    ours = sorted(row["samples"]["ours"])
-    base = sorted(row["samples"][row["baseline"]])
-    of_base, of_ours = (0.1, 0.9) if side < 0 else (0.9, 0.1)
-    return base[round(of_base * (len(base) - 1))] / ours[round(of_ours * (len(ours) - 1))]
+def ratio_bounds(row: dict) -> tuple[float, float]:
+    """The least and greatest ratio that the middle 80% of a row's samples allow."""
+    ours, base = sorted(row["samples"]["ours"]), sorted(row["samples"][row["baseline"]])
+
+    def at(samples: list[float], share: float) -> float:
+        return samples[round(share * (len(samples) - 1))]
+
+    return at(base, 0.1) / at(ours, 0.9), at(base, 0.9) / at(ours, 0.1)
 
 
 def _list(indices: list[int]) -> str:

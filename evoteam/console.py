@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evoteam.claims import Claim, Judgement
+from evoteam.formats import number
 
 WIDTH = 80
 PLAIN_SECONDS = 5.0  # a progress line into a pipe no more often than this
@@ -78,12 +79,13 @@ def _console(stream) -> Console:
 
 def _plain_progress(console: Console, label: str):
     start = last = time.monotonic()
+    said = 0
 
     def step(done: int, total: int, detail: str = "") -> None:
-        nonlocal last
+        nonlocal last, said
         now = time.monotonic()
-        if done and (now - last >= PLAIN_SECONDS or done == total):
-            last = now
+        if done > said and (now - last >= PLAIN_SECONDS or done == total):
+            last, said = now, done
             left = (now - start) / done * (total - done)
             ending = f", about {left:.0f} s left" if done < total else f" in {now - start:.0f} s"
             console.print(Text(f"{label}: {done} of {total}{ending}  {detail}".rstrip()), soft_wrap=True)
@@ -113,20 +115,20 @@ def _table(title: str | None, *columns: tuple[str, str]) -> Table:
 
 def workload_table(record: dict) -> Table:
     """One scope's rows: tokens, both times, the backend taken, ratio, share of copy bandwidth, error, spread."""
-    title = f"scope {record['scope']}, {record['timer']}, {record['flush']} L2 flush, {record['statistic']} of each row"
-    names = ("#", "batch", "tokens", "ours us", "FlashInfer us", "ratio", "copy", "error", "spread", "")
+    title = f"{record['scope']} scope, {record['timer']}, {record['flush']} L2 flush, {record['statistic']} of each row"
+    names = ("#", "B", "tokens", "ours us", "FlashInfer us", "ratio", "copy", "error", "spread", "")
     table = _table(title, *((name, "left" if name == "" else "right") for name in names))
     for row in record["rows"]:
         table.add_row(
             str(row["index"]),
             str(row["batch"]),
             f"{row['tokens']:,}",
-            f"{row['ours_us']:.1f}",
-            f"{row['baseline_us']:.1f} {row['baseline']}",
-            f"{row['ratio']:.2f}x",
-            f"{row['bandwidth_share']:.0%}",
-            f"{row['error_ratio']:.1e}",
-            f"{row['spread']:.0%}",
+            number(row["ours_us"], ".1f"),
+            f"{number(row['baseline_us'], '.1f')} {row['baseline']}",
+            number(row["ratio"], ".2f", "x"),
+            number(row["bandwidth_share"], ".0%"),
+            number(row["error_ratio"], ".1e"),
+            number(row["spread"], ".0%"),
             "" if row["status"] == "ok" else row["status"],
             style={"wrong": "red", "unstable": "yellow"}.get(row["status"]),
         )
@@ -136,12 +138,39 @@ def workload_table(record: dict) -> Table:
 def scope_summary(record: dict) -> str:
     """Geometric and arithmetic mean, wins, losses and the worst workload, each labelled."""
     summary = record["summary"]
+    if summary["geomean"] is None:
+        why = f"wrong on workload {summary['wrong']}" if summary["wrong"] else record["baseline_error"] or "no workload has a ratio"
+        return f"no mean: {why}"
     batches = ", ".join(f"B={batch} {value:.2f}x" for batch, value in summary["geomean_by_batch"].items())
     return (
-        f"geometric mean {summary['geomean']:.2f}x ({batches}), arithmetic mean {summary['arithmetic_mean']:.2f}x\n"
+        f"geometric mean {summary['geomean']:.2f}x{f' ({batches})' if len(summary['geomean_by_batch']) <= 4 else ''}, "
+        f"arithmetic mean {summary['arithmetic_mean']:.2f}x\n"
         f"faster on {summary['wins']}, slower on {summary['losses']} of {summary['n']}; "
         f"worst workload {summary['worst']['index']} at {summary['worst']['ratio']:.2f}x"
     )
+
+
+def runs_per_plan_table(record: dict) -> Table:
+    """The ratio against how many runs one plan() serves."""
+    table = _table("geometric mean by runs per plan (paper: 1.21x with plan, 0.96x never)", *((str(n), "right") for n in record["runs_per_plan"]))
+    table.add_row(*(number(ratio, ".2f", "x") for ratio in record["runs_per_plan"].values()))
+    return table
+
+
+def selfcheck_tables(found: dict) -> list[Table]:
+    """What was learned without a GPU: the interpreter's answers and the compilers' figures."""
+    checks = _table("in Triton's interpreter, against fp64", ("input", "left"), ("result", "left"), ("error", "right"), ("seconds", "right"))
+    checks.columns[1].no_wrap = False
+    for row in found["interpreter"]:
+        style = "red" if row["reason"] else None
+        checks.add_row(row["name"], row["reason"] or "right", number(row["error_ratio"], ".1e"), number(row["seconds"], ".1f"), style=style)
+    names = ("registers", "spilled B", "shared B", "compiler")
+    compiled = _table("compiled for sm_90", ("kernel, variant", "left"), *((name, "right") for name in names))
+    compiled.columns[0].no_wrap = False
+    for row in found["compiled"]:
+        sizes = (number(row[key], ",.0f") for key in ("registers", "spill_bytes", "shared_bytes"))
+        compiled.add_row(f"{row['kernel']}, {row['variant']}", *sizes, row["compiler"])
+    return [checks, compiled] if found["compiled"] else [checks]
 
 
 def claim_list(claims: tuple[Claim, ...]) -> Table:

@@ -35,7 +35,10 @@ def begin(command: list[str], modes: tuple[str, ...], seed: int) -> dict:
         "device": None,
         "kernel": None,
         "measurements": {},
-        "observations": [],
+        "recorded": None,  # the shipped measurement, where it is shown instead of one made now
+        "comparison": None,  # this run's means beside the shipped ones
+        "selfcheck": None,
+        "observations": [],  # what was measured but is nobody's claim
     }
 
 

@@ -16,7 +16,8 @@ BY_ID = {claim.id: claim for claim in EXPECTED.claims}
 
 
 def row(index=0, ratio=1.0, status="ok", ours=(10.0,), base=(10.0,)):
-    return {"index": index, "ratio": ratio, "status": status, "baseline": "fa3", "samples": {"ours": list(ours), "fa3": list(base)}}
+    samples = {"ours": list(ours), "fa3": list(base)}
+    return {"index": index, "ratio": ratio, "status": status, "reason": "", "baseline": "fa3", "samples": samples}
 
 
 def scope(ratios, **changed):
@@ -122,10 +123,16 @@ def test_a_whole_scope_is_judged():
 
 
 def test_a_wrong_workload_scores_zero_and_is_named():
-    record = scope([2.0] * 47, row5={"status": "wrong"})
+    record = scope([2.0] * 47, row5={"status": "wrong", "ratio": None, "reason": "out[0, 0] is nan"})
     evidence = claims.from_scope(BY_ID["mla-run-geomean"], record, "NVIDIA H200")
-    assert evidence.value == 0.0 and "workload 5" in evidence.reason
+    assert evidence.value == 0.0 and "workload 5" in evidence.reason and "out[0, 0] is nan" in evidence.reason
     assert claims.judge(BY_ID["mla-run-geomean"], evidence).verdict == "not-reproduced"
+
+
+def test_without_a_baseline_there_is_no_ratio():
+    record = scope([2.0] * 47, row5={"ratio": None, "baseline": ""}) | {"baseline_error": "FlashInfer is not installed"}
+    evidence = claims.from_scope(BY_ID["mla-run-geomean"], record, "NVIDIA H200")
+    assert (evidence.absent, evidence.reason, evidence.value) == ("baseline-unavailable", "FlashInfer is not installed", None)
 
 
 def test_a_subset_of_workloads_cannot_judge():

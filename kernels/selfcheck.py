@@ -1,0 +1,121 @@
+"""What can be known about the kernels without a GPU: right in Triton's interpreter, and what the compilers make of them.
+
+The interpreter runs programs one after another and computes in fp32: it shows that the algorithm is right, not that it
+is free of races, and nothing about speed.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kernels.selection import load_kernel
+from kernels.tasks import load_task
+from kernels.workloads import Workload
+
+TIMEOUT_S = 75
+SEED = 7
+H200_MULTIPROCESSORS = 132
+Progress = Callable[[int, int, str], object]
+
+
+def interpret(spec: str, progress: Progress, timeout_s: float = TIMEOUT_S) -> list[dict]:
+    """Run kernel `spec` on small awkward CPU inputs, in a process of its own with Triton's interpreter on.
+
+    One dict a case: name, reason ("" when right), error_ratio, lse_error, seconds. A case that was not reached says why.
+    """
+    cases = load_task("mla-paged-decode").awkward
+    with tempfile.TemporaryDirectory() as folder:
+        rows_file, log = Path(folder) / "rows.jsonl", Path(folder) / "log"
+        rows_file.touch()
+        environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        with log.open("wb") as output:
+            command = [sys.executable, "-m", "kernels.selfcheck", spec, str(rows_file)]
+            child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        deadline, ending = time.monotonic() + timeout_s, f"not reached within {timeout_s:.0f} s"
+        try:
+            while time.monotonic() < deadline:
+                try:
+                    child.wait(timeout=0.2)
+                    ending = _last_line(log) or f"the process ended with status {child.returncode}"
+                    break
+                except subprocess.TimeoutExpired:
+                    rows = _rows(rows_file)
+                    progress(len(rows), len(cases), _name(cases[min(len(rows), len(cases) - 1)]))
+        finally:
+            child.kill()
+            child.wait()
+        rows = _rows(rows_file)
+    unreached = {"reason": ending, "error_ratio": None, "lse_error": None, "seconds": None}
+    return rows + [{"name": _name(case)} | unreached for case in cases[len(rows) :]]
+
+
+def _name(case: Workload) -> str:
+    return case.uuid.removeprefix("awkward-")
+
+
+def _rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_bytes().decode("utf-8", "replace").strip().splitlines()
+    return lines[-1][:300] if lines else ""
+
+
+def _interpret_here(spec: str, rows_file: Path) -> None:
+    """The child's side of `interpret`: every case, a line as soon as it is judged."""
+    import torch
+
+    torch.set_num_threads(1)
+    task, kernel = load_task("mla-paged-decode"), load_kernel(spec)
+    with rows_file.open("a") as rows:
+        for case in task.awkward:
+            start = time.monotonic()
+            inputs = task.make_inputs(case, SEED, torch.device("cpu"))
+            row = {"name": _name(case), "reason": "", "error_ratio": None, "lse_error": None}
+            try:
+                errors = task.compare(kernel.call(*inputs), task.reference(inputs))
+                row |= {"reason": errors.reason, "error_ratio": errors.error_ratio, "lse_error": errors.lse_error}
+            except Exception as error:  # the judged kernel may raise anything; that is its result
+                row["reason"] = f"raised {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+            print(json.dumps(row | {"seconds": time.monotonic() - start}), file=rows, flush=True)
+
+
+def compile_all(progress: Progress) -> list[dict]:
+    """Compile every variant that the 47 workloads use for sm_90: kernel, variant, registers, spill_bytes, shared_bytes, compiler.
+
+    A compiler that is not installed gives a row whose `variant` says so and no numbers.
+    """
+    from kernels import nvrtc
+    from kernels.mla_paged_decode_cuda import ARCH, SOURCE, choose_variant
+
+    variants = dict.fromkeys(
+        choose_variant(
+            batch=w.batch, head_groups=1, tokens=w.tokens, sm_count=H200_MULTIPROCESSORS, fp16=False, paged=False
+        )
+        for w in load_task("mla-paged-decode").workloads
+    )
+    rows = []
+    for i, variant in enumerate(variants):
+        what = ", ".join(f"{key.removeprefix('MLA_').lower()}={value}" for key, value in variant.defines().items())
+        row = {"kernel": SOURCE.name, "variant": f"{ARCH}, {what}", "registers": None, "spill_bytes": None, "shared_bytes": None}
+        try:
+            cubin = nvrtc.compile_cubin(SOURCE, "mla_paged_decode", ARCH, variant.defines())
+        except nvrtc.CompileError as error:
+            rows.append(row | {"variant": str(error).splitlines()[0], "compiler": "NVRTC"})
+            break
+        shared = cubin.static_shared_bytes + variant.shared_bytes()
+        rows.append(
+            row | {"registers": cubin.registers, "spill_bytes": cubin.spill_bytes, "shared_bytes": shared, "compiler": f"NVRTC {cubin.nvrtc}"}
+        )
+        progress(i + 1, len(variants), what)
+    return rows
+
+
+if __name__ == "__main__":
+    _interpret_here(sys.argv[1], Path(sys.argv[2]))

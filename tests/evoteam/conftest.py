@@ -1,0 +1,123 @@
+"""Made-up measurements in the shape that `kernels.measure` records, for tests of judging and of the page."""
+
+import math
+import random
+
+import pytest
+
+from evoteam import claims, record
+from evoteam.claims import Evidence
+from kernels.workloads import load_workloads
+
+
+def made_up_row(workload, rng, speedup, layers=1):
+    ours = (4.5 + 25 * (workload.tokens / 75_145) ** 0.8) * layers
+    samples = {
+        "ours": [round(ours * rng.uniform(0.99, 1.02), 3) for _ in range(30)],
+        "fa3": [round(ours * speedup * rng.uniform(0.99, 1.02), 3) for _ in range(30)],
+        "fa2": [round(ours * speedup * 1.3 * rng.uniform(0.99, 1.02), 3) for _ in range(30)],
+    }
+    medians = {name: sorted(values)[15] for name, values in samples.items()}
+    return {
+        "index": workload.index,
+        "uuid": workload.uuid,
+        "family": workload.family,
+        "batch": workload.batch,
+        "tokens": workload.tokens,
+        "ours_us": medians["ours"],
+        "ours_p10": sorted(samples["ours"])[3],
+        "ours_p90": sorted(samples["ours"])[27],
+        "baseline_us": medians["fa3"],
+        "baseline": "fa3",
+        "ratio": medians["fa3"] / medians["ours"],
+        "bandwidth_share": workload.tokens * 1152 * layers / (medians["ours"] * 4.2e6),
+        "error_ratio": rng.uniform(2e-3, 2.4e-3),
+        "max_abs": 3e-3,
+        "lse_error": 2e-6,
+        "baseline_error_ratio": rng.uniform(2e-3, 2.6e-3),
+        "spread": rng.uniform(0.01, 0.05),
+        "status": "ok",
+        "reason": "",
+        "samples": samples,
+    }
+
+
+def made_up_scope(scope="run", speedup=1.5, workloads=None):
+    rng, layers = random.Random(scope), 61 if scope == "step" else 1
+    rows = [made_up_row(w, rng, speedup * rng.uniform(0.8, 1.3), layers) for w in workloads or load_workloads()]
+    ratios = [row["ratio"] for row in rows]
+    worst = min(rows, key=lambda row: row["ratio"])
+
+    def geomean(values):
+        return math.exp(sum(map(math.log, values)) / len(values))
+
+    found = {
+        "scope": scope,
+        "timer": "wall" if scope == "step" else "cuda-events",
+        "flush": "dirty",
+        "statistic": "median",
+        "floor_us": 2.7,
+        "copy_tb_s": 4.2,
+        "device": {"name": "made-up GPU"},
+        "versions": {"torch": "0.0-made-up"},
+        "seed": 1,
+        "clocks": {"before": {"sm_clock_mhz": 1, "temperature_c": 2}, "after": {"sm_clock_mhz": 3, "temperature_c": 4}},
+        "baseline_build_s": {"fa3": 1.0},
+        "baseline_error": "",
+        "seconds": 10.0,
+        "pairs": 30,
+        "rows": rows,
+        "summary": {
+            "n": len(rows),
+            "wrong": [],
+            "unstable": [],
+            "geomean": geomean(ratios),
+            "arithmetic_mean": sum(ratios) / len(ratios),
+            "wins": sum(ratio > 1 for ratio in ratios),
+            "losses": sum(ratio < 1 for ratio in ratios),
+            "worst": {"index": worst["index"], "ratio": worst["ratio"]},
+            "geomean_by_batch": {
+                str(b): geomean([r["ratio"] for r in rows if r["batch"] == b]) for b in sorted({r["batch"] for r in rows})
+            },
+        },
+    }
+    if scope == "step":
+        found |= {
+            "layers": 61,
+            "caches": 61,
+            "runs_per_plan": {str(n): 1.5 + 40 / n for n in (1, 2, 5, 10, 20, 50, 61, 100)} | {"never": 1.5},
+            "paper_runs_per_plan": 240.0,
+        }
+    return found
+
+
+@pytest.fixture
+def scope_record():
+    """`scope_record("step", speedup=1.5)`: a made-up record of one scope over the 47 workloads."""
+    return made_up_scope
+
+
+def made_up_report():
+    expected = claims.load(record.ROOT / "expected_results.json")
+    measurements = {"run": made_up_scope("run"), "step": made_up_scope("step", 3.0)}
+    judgements = []
+    for claim in expected.claims:
+        scope = measurements.get(claim.scope)
+        evidence = claims.from_scope(claim, scope, "made-up GPU") if scope else Evidence(claims.NOT_RUN, reason="made-up reason")
+        judgements.append(claims.judge(claim, evidence))
+    return record.begin(["repro.py"], claims.MODES, 1) | {
+        "device": {"name": "made-up GPU"},
+        "kernel": {"name": "mla_paged_decode", "sha256": "0" * 64, "shipped": True},
+        "measurements": measurements,
+        "paper": expected.paper,
+        "sources": expected.sources,
+        "caveats": list(expected.caveats),
+        "claims": [judgement.to_json() for judgement in judgements],
+        "summary": claims.summary_line(judgements),
+    }
+
+
+@pytest.fixture
+def report_record():
+    """A whole report.json with made-up measurements."""
+    return made_up_report()
