@@ -281,8 +281,8 @@ def _as_float(sm_scale):
         raise MLAInputError("sm_scale is a Tensor; wanted a Python float, as reading a tensor would stall the host")
     try:
         value = float(sm_scale)
-    except (TypeError, ValueError):
-        raise MLAInputError(f"sm_scale is a {type(sm_scale).__name__}; wanted a Python float") from None
+    except (TypeError, ValueError, OverflowError):
+        raise MLAInputError(f"sm_scale is {repr(sm_scale)[:40]}; wanted a Python float") from None
     if not math.isfinite(value):
         raise MLAInputError(f"sm_scale is {value}; wanted a finite number")
     return value
