@@ -45,7 +45,7 @@ class Recording:
 @contextmanager
 def record_kernels(device: torch.device) -> Iterator[Recording]:
     recording = Recording(device)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         yield recording
     recording._events = [
         (event.time_range.start, event.time_range.end, event.name)

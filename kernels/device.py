@@ -1,14 +1,10 @@
 """Facts about the GPU that a timing depends on: what it is, how fast it clocks now, who else uses it, how fast it copies."""
 
-import ctypes
 import platform
 import statistics
 from importlib import metadata
 
 import torch
-
-_PERSISTING_L2_LIMIT = 0x06  # CU_LIMIT_PERSISTING_L2_CACHE_SIZE
-
 
 def describe(device: torch.device) -> dict:
     """Name, compute capability, SM count, L2 and memory size (bytes) of a CUDA device."""
@@ -55,17 +51,7 @@ def snapshot(device: torch.device) -> dict:
     torch.cuda._sleep(40_000_000)
     found = _nvml(device, read) or dict.fromkeys(("sm_clock_mhz", "temperature_c", "power_w", "other_processes"))
     torch.cuda.synchronize(device)
-    return found | {"persisting_l2_bytes": persisting_l2_bytes()}
-
-
-def persisting_l2_bytes() -> int | None:
-    """Part of the L2 cache set aside for persisting accesses in this process: above zero, a flush does not reach it."""
-    limit = ctypes.c_size_t()
-    try:
-        status = ctypes.CDLL("libcuda.so.1").cuCtxGetLimit(ctypes.byref(limit), _PERSISTING_L2_LIMIT)
-    except OSError:
-        return None
-    return limit.value if status == 0 else None
+    return found
 
 
 def copy_tb_s(device: torch.device, size: int = 1 << 30) -> float:

@@ -1,5 +1,6 @@
 """A workload's row in a scope's record, and the summary over rows."""
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -24,6 +25,11 @@ def steadier(a: dict[str, Measurement], b: dict[str, Measurement]) -> dict[str, 
     return b if not a or spread(b) < spread(a) else a
 
 
+def _finite(value: float) -> float | None:
+    """JSON has no infinity: an error without bound is None, and the row's reason says what it was."""
+    return value if math.isfinite(value) else None
+
+
 def table_row(
     inputs: Inputs, bench: Bench, errors: dict[str, Errors], measurements: dict[str, Measurement], calls: int = 1
 ) -> dict:
@@ -44,10 +50,10 @@ def table_row(
         "baseline": baseline,
         "ratio": None,
         "bandwidth_share": None,
-        "error_ratio": errors[OURS].error_ratio,
-        "max_abs": errors[OURS].max_abs,
-        "lse_error": errors[OURS].lse_error,
-        "baseline_error_ratio": max((e.error_ratio for name, e in errors.items() if name != OURS), default=None),
+        "error_ratio": _finite(errors[OURS].error_ratio),
+        "max_abs": _finite(errors[OURS].max_abs),
+        "lse_error": _finite(errors[OURS].lse_error),
+        "baseline_error_ratio": max((e.error_ratio for name, e in errors.items() if name != OURS and e.ok), default=None),
         "spread": None,
         "status": "wrong",
         "reason": errors[OURS].reason,

@@ -4,6 +4,7 @@ GPU time is taken by a CUDA event pair around one call that was queued behind a 
 needs to launch it is not in the sample. An event pair around an empty kernel still reads 2-3 us: `Stopwatch.floor_us`.
 """
 
+import ctypes
 import math
 import statistics
 import time
@@ -108,11 +109,19 @@ def _nothing() -> None:
     """The default hook."""
 
 
+def _driver_function(name: str) -> Callable[[], object]:
+    """A function of the CUDA driver; one that does nothing where there is no such driver (ROCm)."""
+    try:
+        return getattr(ctypes.CDLL("libcuda.so.1"), name)
+    except (OSError, AttributeError):
+        return _nothing
+
+
 class L2Flush:
     """Puts the L2 cache into a known state before a call.
 
-    `dirty` writes twice the cache's size, so the call also pays for writing back what it evicts. `clean` writes and then
-    reads it. `hot` and `none` leave the cache as it is.
+    `dirty` writes twice the cache's size, so the call also pays for writing back what it evicts; `clean` reads it. Lines that
+    the last call marked as persisting are made ordinary first, or they would outlive that. `hot` and `none` do nothing.
     """
 
     def __init__(self, device: torch.device, kind: str):
@@ -123,8 +132,11 @@ class L2Flush:
             size = 2 * torch.cuda.get_device_properties(device).L2_cache_size
             self.buffer = torch.zeros(size // 4, dtype=torch.float32, device=device)
             self.sink = torch.empty((), dtype=torch.float32, device=device)
+            self.end_persistence = _driver_function("cuCtxResetPersistingL2Cache")
 
     def __call__(self) -> None:
+        if self.kind in ("dirty", "clean"):
+            self.end_persistence()
         if self.kind == "dirty":
             self.buffer.zero_()
         elif self.kind == "clean":

@@ -1,5 +1,6 @@
 """The measurements on a real GPU: honest kernels get numbers, and every way to look fast without the work is seen."""
 
+import ctypes
 import math
 
 import pytest
@@ -155,6 +156,42 @@ def test_cold_reads_take_longer_than_hot_ones(device):
     assert times["hot"] < times["clean"] and times["hot"] < times["dirty"]
 
 
+class AccessPolicyWindow(ctypes.Structure):
+    """CUaccessPolicyWindow, in the 64 bytes of a CUstreamAttrValue."""
+
+    _fields_ = [
+        ("base", ctypes.c_void_p),
+        ("bytes", ctypes.c_size_t),
+        ("hit_ratio", ctypes.c_float),
+        ("hit", ctypes.c_int),
+        ("miss", ctypes.c_int),
+        ("rest", ctypes.c_char * 36),
+    ]
+
+
+def test_persisting_lines_do_not_survive_the_flush(device):
+    if torch.version.cuda is None or torch.cuda.get_device_capability(device) < (8, 0):
+        pytest.skip("persisting L2 accesses need compute capability 8.0")
+    data = torch.ones(8 << 20, dtype=torch.uint8, device=device).view(torch.int64)
+    stopwatch = Stopwatch(device, "dirty")
+    cuda, stream = ctypes.CDLL("libcuda.so.1"), torch.cuda.Stream(device)
+    window = AccessPolicyWindow(data.data_ptr(), data.nbytes, 1.0, 2, 1)  # hits persist, misses stream
+
+    def median_us():
+        with torch.cuda.stream(stream):
+            return sorted(stopwatch.gpu_us(data.sum)[0] for _ in range(21))[10]
+
+    ordinary = median_us()
+    assert cuda.cuCtxSetLimit(6, ctypes.c_size_t(16 << 20)) == 0
+    assert cuda.cuStreamSetAttribute(ctypes.c_void_p(stream.cuda_stream), 1, ctypes.byref(window)) == 0
+    guarded = median_us()
+    stopwatch.flush.end_persistence = lambda: None
+    unguarded = median_us()
+    assert cuda.cuStreamSetAttribute(ctypes.c_void_p(stream.cuda_stream), 1, ctypes.byref(AccessPolicyWindow())) == 0
+    assert unguarded < 0.9 * ordinary, "this GPU keeps persisting lines through a flush"
+    assert guarded > 0.95 * ordinary
+
+
 def test_cupti_reads_less_than_events_and_sees_every_kernel(device):
     events = measure_run(with_outputs, SMALL, seed=SEED, device=device, use_baseline=False)
     cupti = measure_cupti(with_outputs, SMALL, seed=SEED, device=device, use_baseline=False)
@@ -222,7 +259,6 @@ def test_flashinfer_passes_the_gate_it_sets(device):
 
 def test_device_facts(device):
     snapshot = device_facts.snapshot(device)
-    assert snapshot["persisting_l2_bytes"] in (0, None)
     assert snapshot["sm_clock_mhz"] is None or 200 < snapshot["sm_clock_mhz"] < 4000
     facts = device_facts.describe(device)
     assert facts["l2_bytes"] > 0 and facts["multiprocessors"] > 0

@@ -1,5 +1,6 @@
 """What happens around the GPU: binding, poisoning, judging, rows, summaries, and the ratio by runs per plan()."""
 
+import json
 import math
 from types import SimpleNamespace
 
@@ -93,7 +94,8 @@ def test_a_wide_spread_of_either_side_makes_the_row_unstable_never_blank(wide, s
 def test_a_wrong_row_has_a_reason_and_no_times():
     row = row_of({OURS: WRONG, "fa3": RIGHT}, {})
     assert row["status"] == "wrong" and row["reason"] == WRONG.reason
-    assert row["ours_us"] is row["ratio"] is row["spread"] is None
+    assert row["ours_us"] is row["ratio"] is row["spread"] is row["error_ratio"] is None
+    json.dumps(row, allow_nan=False)
 
 
 def test_without_a_baseline_there_are_times_but_no_ratio():
