@@ -119,6 +119,8 @@ class Bars:
                     f'<rect x="{x:.1f}" y="{y + 19}" width="{max(size, 0):.1f}" height="14" class="bar c{color}">'
                     f"<title>{escape(label)}, {escape(kind)}: {escape(self.show(value))} {escape(self.unit)}</title></rect>"
                 )
+                if size > 6.5 * len(kind) + 8:
+                    parts.append(f'<text x="{x + 5:.1f}" y="{y + 30}" class="inside">{escape(kind)}</text>')
                 x += size
             y += 46
         return _svg(self.label, width, max(y, 1), parts)

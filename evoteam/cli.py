@@ -168,6 +168,21 @@ def teams(folder: Path) -> None:
 
 
 @main.command()
+@click.argument("folders", nargs=-1, required=True, type=FOLDER)
+@click.option("--out", type=FOLDER, help="Folder to write to. [default: the first run's]")
+def report(folders: tuple[Path, ...], out: Path | None) -> None:
+    """Write report.html and report.json of a run, or of several arms side by side."""
+    from evoteam.record import RecordError
+    from evoteam.run_report import write
+
+    try:
+        with _clear_errors():
+            click.echo(write(folders, out or folders[0]))
+    except RecordError as error:
+        raise Stopped(str(error)) from None
+
+
+@main.command()
 @click.argument("folder", type=FOLDER)
 @click.option("--remeasure", is_flag=True, help="Recorded answers, fresh evaluations.")
 @click.option("--into", type=FOLDER, help="Keep the new run here. [default: thrown away]")

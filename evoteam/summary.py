@@ -24,6 +24,7 @@ def summarise(path: Path) -> dict:
         "ended": state.end and {"reason": state.end["reason"], "text": state.end["text"]},
         "devices": dict(Counter(attempt.verdict.get("device", "") for attempt in state.judged)),
         "budget": config["budget"],
+        "rates": config["rates"],
         "unit": "input-equivalent tokens: " + Rates(**config["rates"]).describe(),
         "spend": _spend(ledger.total) | {"estimated_calls": ledger.estimated_calls},
         "best": state.best and _attempt(state.best),

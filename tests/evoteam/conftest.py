@@ -1,12 +1,19 @@
 """Made-up measurements in the shape that `kernels.measure` records, for tests of judging and of the page."""
 
+import json
 import math
 import random
+import shutil
+import subprocess
 
 import pytest
 
 from evoteam import claims, record
+from evoteam.budget import Budget
 from evoteam.claims import Evidence
+from evoteam.search import configuration
+from evoteam.team import preset
+from evoteam.verdict import Verdict
 from kernels.workloads import load_workloads
 
 
@@ -121,3 +128,65 @@ def made_up_report():
 def report_record():
     """A whole report.json with made-up measurements."""
     return made_up_report()
+
+
+def made_up_run(path, *, attempts, arm="evolving", improves=True, every=5):
+    """A run folder whose journal holds `attempts` turns of one attempt each; every 50th one is followed by a new team."""
+    team = preset(arm)
+    writer = next(role.name for role in team.roles if role.writes)
+    setup = configuration(task="mla-paged-decode-cpu", arm=arm, model="made-up", budget=Budget(tokens=1e9))
+    events = [{"kind": "run", "schema": 1, "config": setup}, {"kind": "team", "team": team.model_dump(mode="json"), "diagnosis": ""}]
+    kinds = ("wrong-answer", "compile", "timeout")
+    for i in range(attempts):
+        turn, name = f"turn{i + 1:04d}", f"a{i + 1:04d}"
+        good = improves and i % every == 0
+        verdict = Verdict("mla-paged-decode-cpu", f"{i:064d}", "0" * 64, "0" * 64, "full", device="made-up CPU", gpu_seconds=0.5)
+        score = {"score": 2 - 1 / (1 + i / 10)} if good else {"failure": kinds[i % 3]}
+        verdict = verdict.to_json() | {"full_score": None, "rows": []} | score
+        team_id = team.id or "t0001"
+        usage = {"input": 1000, "cache_write": 100, "cache_read": 5000, "output": 300, "estimated": False}
+        who = {"role": writer, "team": team_id}
+        events += [
+            {"kind": "turn", "turn": turn, **who, "stage": 0, "snapshot": 0, "round": 1},
+            {"kind": "call", "key": f"{turn}.01", "reserved": usage},
+            {"kind": "reply", "key": f"{turn}.01", "content": [], "stop_reason": "end_turn", "usage": usage, "model": "made-up"},
+            {
+                **{"kind": "attempt", "id": name, "call": f"{turn}.01.0", "idea": f"idea {i}", "base": "", "techniques": [], "unconfirmed": []},
+                **{"source_sha256": f"{i:064d}", "ast_sha256": f"{i:064d}", **who},
+            },
+            {"kind": "verdict", "attempt": name, "full": True, "verdict": verdict},
+            {"kind": "turn_end", "turn": turn, "role": writer, "reason": "finished", "tokens": 3000},
+        ]
+        if arm == "evolving" and i % 50 == 49:
+            team = team.model_copy(update={"id": f"t{i // 50 + 2:04d}", "parent": team_id})
+            rule = {"action": "revise", "diagnosis": "<b>made-up</b> stall", "evidence": [name], "team": team.model_dump(mode="json")}
+            events.append({"kind": "decision", "round": 1, "by": "supervisor", "rules": [], "phase": "search", "tokens": 1, **rule})
+    events.append({"kind": "end", "reason": "budget", "text": "made-up end", "best": "", "score": 0})
+    path.mkdir(parents=True)
+    lines = [json.dumps({"seq": i, "t": "2026-01-01T00:00:00Z"} | event) for i, event in enumerate(events)]
+    (path / "events.jsonl").write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """`run_folder("name", attempts=1)`: a made-up run folder, read by the same code as a real one."""
+    return lambda name, **facts: made_up_run(tmp_path / name, **facts)
+
+
+@pytest.fixture
+def browser(tmp_path):
+    """`browser(html, *flags)` opens a page in headless Chromium; the process has its DOM on stdout, its console on stderr."""
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        pytest.skip("no Chromium here")
+    quiet = ("--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync")
+
+    def open_page(html, *flags):
+        page = tmp_path / "opened.html"
+        page.write_text(html, encoding="utf-8")
+        command = [program, "--headless", "--no-sandbox", "--disable-gpu", *quiet, f"--user-data-dir={tmp_path / 'profile'}"]
+        command += ["--dump-dom", "--enable-logging=stderr", *flags, page.as_uri()]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    return open_page

@@ -5,8 +5,6 @@ import csv
 import io
 import json
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from urllib.parse import unquote
 
@@ -14,12 +12,6 @@ import pytest
 
 from evoteam import charts, claims, figures, report
 from evoteam.formats import finite
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-).split()
 
 
 class Page(HTMLParser):
@@ -182,15 +174,7 @@ def test_a_log_axis_places_equal_ratios_at_equal_distances():
     assert [axis.place(value) for value in (1, 2, 4, 8, 16)] == pytest.approx([0, 0.25, 0.5, 0.75, 1])
 
 
-def browse(tmp_path, html, *arguments):
-    path = tmp_path / "page.html"
-    path.write_text(html, encoding="utf-8")
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", *arguments, path.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-
-@pytest.mark.skipif(not CHROMIUM, reason="no Chromium here")
-def test_a_browser_shows_every_chart_without_errors_or_requests(tmp_path, report_record):
+def test_a_browser_shows_every_chart_without_errors_or_requests(browser, report_record):
     probe = """<script>
       window.addEventListener('load', () => {
         const shown = [...document.querySelectorAll('figure .wide svg')].map(s => s.getBoundingClientRect());
@@ -201,19 +185,18 @@ def test_a_browser_shows_every_chart_without_errors_or_requests(tmp_path, report
       });
     </script>"""
     html = report.render(finite(report_record)).replace("default-src 'none';", "default-src 'none'; script-src 'unsafe-inline';")
-    result = browse(tmp_path, html.replace("</body>", f"{probe}</body>"), "--dump-dom", "--enable-logging=stderr", "--window-size=1100,900")
+    result = browser(html.replace("</body>", f"{probe}</body>"), "--window-size=1100,900")
     title = re.search(r"<title>(.*?)</title>", result.stdout, re.S)[1]
     assert json.loads(title) == {"charts": 9, "overflow": 0, "requests": []}
     assert "CONSOLE" not in result.stderr
 
 
-@pytest.mark.skipif(not CHROMIUM, reason="no Chromium here")
-def test_a_phone_has_the_narrow_charts_and_does_not_scroll_sideways(tmp_path, report_record):
+def test_a_phone_has_the_narrow_charts_and_does_not_scroll_sideways(tmp_path, browser, report_record):
     (tmp_path / "report.html").write_text(report.render(finite(report_record)), encoding="utf-8")
     probe = """<iframe src="report.html" width="390" height="3000"></iframe><script>
       window.addEventListener('load', () => { const d = frames[0].document;
         const seen = n => [...d.querySelectorAll(n)].filter(e => e.getBoundingClientRect().height > 100).length;
         document.title = JSON.stringify([seen('.narrow svg'), seen('.wide svg'), d.documentElement.scrollWidth - d.documentElement.clientWidth]); });
     </script>"""
-    result = browse(tmp_path, f"<title></title>{probe}", "--dump-dom", "--allow-file-access-from-files")
+    result = browser(f"<title></title>{probe}", "--allow-file-access-from-files")
     assert json.loads(re.search(r"<title>(.*?)</title>", result.stdout, re.S)[1]) == [9, 0, 0]

@@ -1,0 +1,111 @@
+"""The page of a run: nothing found, one attempt, ten thousand, several arms, hostile text, a browser's patience."""
+
+import csv
+import io
+import json
+import re
+from base64 import b64decode
+
+import pytest
+from click.testing import CliRunner
+
+from evoteam import run_report
+from evoteam.cli import main
+from evoteam.summary import summarise
+
+
+def page_of(tmp_path, *folders):
+    return run_report.write(folders, tmp_path / "out").read_text(encoding="utf-8")
+
+
+def figures(html):
+    return re.findall(r'<figure id="([^"]+)"', html)
+
+
+def test_a_run_shows_score_roles_failures_budget_and_teams(tmp_path, run_folder):
+    html = page_of(tmp_path, run_folder("run", attempts=120))
+    names = ("best", "roles", "yield", "failures", "budget")
+    assert figures(html) == [f"run-evolving-{name}" for name in names]
+    assert re.findall(r"<strong>(t\d{4})</strong>", html) == ["t0001", "t0002", "t0003"]
+    assert html.count('<g class="event">') == 2 * 2  # two new teams, drawn in two widths
+
+
+def test_the_record_beside_the_page_is_the_summary(tmp_path, run_folder):
+    folder = run_folder("run", attempts=7)
+    page_of(tmp_path, folder)
+    stored = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert stored["program"] == "evoteam" and stored["runs"] == [json.loads(json.dumps(summarise(folder)))]
+
+
+def test_a_run_without_improvement_says_that_nothing_was_valid(tmp_path, run_folder):
+    html = page_of(tmp_path, run_folder("run", attempts=3, improves=False))
+    assert "nothing valid" in html and "run-evolving-best" in figures(html)
+    assert "nan" not in html and "inf," not in html
+
+
+def test_one_attempt_that_works_has_no_failure_chart(tmp_path, run_folder):
+    assert "run-evolving-failures" not in figures(page_of(tmp_path, run_folder("run", attempts=1)))
+
+
+def test_no_attempt_at_all_is_a_page(tmp_path, run_folder):
+    assert "nothing valid" in page_of(tmp_path, run_folder("run", attempts=0))
+
+
+def test_text_of_models_stays_text(tmp_path, run_folder):
+    html = page_of(tmp_path, run_folder("run", attempts=60))
+    assert "<b>made-up</b>" not in html and "&lt;b&gt;made-up&lt;/b&gt; stall" in html
+
+
+def test_arms_are_compared_at_the_budget_that_all_spent(tmp_path, run_folder):
+    long, short = run_folder("a", attempts=100), run_folder("b", attempts=40, arm="single", every=7)
+    summaries = [summarise(folder) for folder in (long, short)]
+    common = summaries[1]["spend"]["tokens"]
+    reached = max(p["score"] for p in summaries[0]["curve"] if p["tokens"] <= common)
+    assert run_report.best_within(summaries[0], common, "tokens") == reached < summaries[0]["best"]["score"]
+    html = page_of(tmp_path, long, short)
+    assert figures(html)[:2] == ["arms-best", "arms-spend"] and f"{reached:.3f}x" in html
+
+
+def test_full_cache_weight_moves_the_comparison(run_folder):
+    summary = summarise(run_folder("run", attempts=50))
+    spend = summary["spend"]
+    reads = spend["by_kind"]["cache_read"]
+    assert spend["full_cache_tokens"] - spend["tokens"] == pytest.approx(reads * (1 - summary["rates"]["cache_read"]))
+    half = spend["tokens"] / 2
+    assert run_report.best_within(summary, half, "full_cache_tokens") < run_report.best_within(summary, half, "tokens")
+    assert run_report.best_within(summary, 0, "tokens") is None
+
+
+def test_the_attempts_can_be_saved(tmp_path, run_folder):
+    html = page_of(tmp_path, run_folder("run", attempts=9))
+    body = re.search(r'href="data:text/csv;base64,([^"]+)"', html)[1]
+    rows = list(csv.DictReader(io.StringIO(b64decode(body).decode())))
+    assert [row["attempt"] for row in rows] == [f"a{i:04d}" for i in range(1, 10)]
+    assert {row["failure"] for row in rows} > {"compile"}
+
+
+@pytest.fixture
+def large_page(tmp_path, run_folder):
+    return page_of(tmp_path, run_folder("run", attempts=10_000))
+
+
+def test_ten_thousand_attempts_stay_under_five_megabytes(large_page):
+    assert len(large_page.encode()) < 5e6
+
+
+def test_ten_thousand_attempts_open_in_two_seconds(browser, large_page):
+    probe = "<script>onload = () => { document.title = JSON.stringify([performance.now(), document.querySelectorAll('svg').length]) }</script>"
+    shown = browser(large_page.replace("default-src 'none';", "script-src 'unsafe-inline';").replace("</body>", probe + "</body>"))
+    milliseconds, drawings = json.loads(re.search(r"<title>(.*?)</title>", shown.stdout)[1])
+    assert drawings >= 10 and milliseconds < 2000
+
+
+def test_the_command_writes_both_files_or_says_why_not(tmp_path, run_folder):
+    folder = run_folder("run", attempts=2)
+    done = CliRunner().invoke(main, ["report", str(folder)])
+    assert done.exit_code == 0 and done.output.strip() == str(folder / "report.html")
+    assert (folder / "report.json").is_file() and (folder / "report.html").is_file()
+    (tmp_path / "file").write_text("")
+    refused = CliRunner().invoke(main, ["report", str(folder), "--out", str(tmp_path / "file" / "x")])
+    assert refused.exit_code == 1 and "give another folder with --out" in refused.output
+    assert "is not a run folder" in CliRunner().invoke(main, ["report", str(tmp_path)]).output
