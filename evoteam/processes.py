@@ -105,6 +105,21 @@ def cpu_ns(pid: int) -> int:
         raise ProcessLookupError(f"process {pid} is gone") from error
 
 
+def waited_ns(pid: int) -> int:
+    """Time that the main thread of a process was ready to run and another process had its CPU; 0 where the kernel does not tell."""
+    try:
+        with open(f"/proc/{pid}/schedstat", "rb") as file:
+            return int(file.read().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def last_pid() -> bytes:
+    """The newest process or thread on the machine: unchanged means that none was started in between."""
+    with open("/proc/loadavg", "rb") as file:
+        return file.read().split()[-1]
+
+
 def reap() -> None:
     """Collects ended children that nobody waits for."""
     try:

@@ -3,10 +3,15 @@
 What makes a made-up time impossible or useless:
 - Clock, inputs and reference are here. A call ends when its outputs have been copied away: work that is put off is either in
   the time or not in the result.
-- A call costs the larger of its wall and CPU time, plus the CPU time used since the call before: threads gain nothing.
-- Contents change between calls in the same buffers: all of them, values alone, or one row whose effect can be seen.
-- Outputs are poisoned before every call, and timed calls chosen at random are compared with the reference afterwards. Inputs
-  must come back untouched after every call, and no process may be left.
+- A call costs the larger of its wall and CPU time, plus the CPU time used since the call before: threads gain nothing. Of the
+  wall time, what the call spent waiting for a CPU that others had is taken off, unless any process was started meanwhile.
+- The same buffers hold other contents in every call. In a counted call all of them are new; unannounced between those stand
+  traps, calls in which only values changed, or a single row whose effect can be seen.
+- Outputs are poisoned before every call. The traps, the fastest calls and others chosen at random are compared with the
+  reference afterwards. Inputs must come back untouched after every call, and no process may be left.
+
+Other work on the machine only ever makes a call slower, so a workload's time is the fastest of its counted calls, taken once
+several others came close to it.
 """
 
 import os
@@ -18,20 +23,20 @@ from dataclasses import dataclass
 
 import torch
 
-from evoteam import harness
+from evoteam import harness, processes
 from evoteam.arena import Arena
 from evoteam.child import Child, Failure, Peer
 
 CPU = torch.device("cpu")
 OUTPUT_NAMES = ("out", "lse")
 WARMUPS = 1
-MIN_PAIRS, MAX_PAIRS = 9, 41
+MIN_COUNTED, MAX_COUNTED = 9, 60
 SECONDS_PER_WORKLOAD = 1.2
-SETTLED = 0.015  # standard error of the median ratio at which a workload has been timed long enough
-SPREAD_LIMIT = 0.10  # of the ratio, between its quartiles, from which on a row says "unstable"
-NUDGES, CHECKED = 2, 3  # pairs among the first MIN_PAIRS with a single changed row, and others whose outputs are compared
-CHECKED_LATER = 0.15  # share of the pairs after those
+CLOSE = 1.03  # a call this near to the fastest confirms it
+SPREAD_LIMIT = 0.10  # between the fastest call and the one that should confirm it; above it a row says "unstable"
+REVALUED, NUDGED = 2, 2  # traps among the first calls of a workload: other values on the same page table, one row changed
 NUDGE_TRIES = 12
+COMPARED_FASTEST, COMPARED_AT_RANDOM = 3, 3
 ERROR_RATIO_MARGIN = 1.5
 BACKGROUND_SHARE, BACKGROUND_US = 0.25, 5_000.0  # CPU time between calls that is no accident any more
 
@@ -73,6 +78,17 @@ class Cost:
     @property
     def total(self) -> float:
         return self.call + self.between
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A call of the candidate and one of the baseline on the same inputs."""
+
+    candidate: Cost
+    baseline: Cost
+    inputs: tuple
+    outputs: tuple
+    baseline_outputs: tuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,50 +142,46 @@ class WallBench:
             self._compare(workload, outputs, self.task.reference(inputs), standard)
 
     def time(self, workload) -> dict:
-        """The row of one workload: medians in microseconds, ratio, spread, errors of the calls that were compared."""
-        inputs, outputs = self._fresh(workload), None
+        """The row of one workload: fastest calls in microseconds, ratio, spread, errors of the calls that were compared."""
+        inputs = self._fresh(workload)
         standard = self._bind(inputs, tuple(self.peers))
-        first = self.random.sample(range(1, MIN_PAIRS), NUDGES + CHECKED)
-        nudged, checked = set(first[:NUDGES]), set(first)
-        pairs, kept, end = [], [], time.monotonic() + SECONDS_PER_WORKLOAD
-        for number in range(-WARMUPS, MAX_PAIRS):
-            inputs = self._nudged(workload, inputs, outputs) if number in nudged else self._changed(workload, inputs)
-            taken = {}
-            for name in ("candidate", "baseline")[:: 1 if number % 2 else -1]:
-                self.arenas[name].write(inputs)
-                taken[name] = self._call(name, workload, inputs)
-            outputs = taken["candidate"][1]
-            if number < 0:
-                continue
-            pairs.append((taken["candidate"][0], taken["baseline"][0]))
-            if number in checked or (number >= MIN_PAIRS and self.random.random() < CHECKED_LATER):
-                kept.append((inputs, outputs, taken["baseline"][1]))
-            if number + 1 >= MIN_PAIRS and (_standard_error(pairs) < SETTLED or time.monotonic() > end):
+        early = self.random.sample(range(1, MIN_COUNTED), REVALUED + NUDGED)
+        revalued, nudged = early[:REVALUED], early[REVALUED:]
+        pairs, traps, end = [], [], time.monotonic() + SECONDS_PER_WORKLOAD
+        for number in range(-WARMUPS, MAX_COUNTED):
+            if number in revalued or number in nudged:
+                change = _revalued(inputs) if number in revalued else self._nudged(workload, inputs, pairs[-1].outputs)
+                traps.append(self._pair(workload, change, number))
+            inputs = self._fresh(workload)
+            pair = self._pair(workload, inputs, number)
+            if number >= 0:
+                pairs.append(pair)
+            if len(pairs) >= MIN_COUNTED and (time.monotonic() > end or max(map(_confirmation, _sides(pairs))) < CLOSE):
                 break
-        self._refuse_background_work(workload, [cost for cost, _ in pairs])
-        errors = [self._compare_pair(workload, *outcome, standard) for outcome in kept]
-        worst = max(errors, key=lambda error: error.error_ratio)
-        figures = {"error_ratio": worst.error_ratio, "max_abs": worst.max_abs, "lse_error": worst.lse_error}
-        return row_of(workload) | _figures(pairs) | figures | {
+        self._refuse_background_work(workload, [pair.candidate for pair in pairs + traps])
+        compared = traps + sorted(pairs, key=lambda pair: pair.candidate.total)[:COMPARED_FASTEST]
+        compared += self.random.sample(pairs, COMPARED_AT_RANDOM)
+        worst = max((self._compare_pair(workload, pair, standard) for pair in compared), key=lambda error: error.error_ratio)
+        return row_of(workload) | _figures(pairs) | {
+            "error_ratio": worst.error_ratio,
+            "max_abs": worst.max_abs,
+            "lse_error": worst.lse_error,
             "baseline": standard.name,
             "baseline_error_ratio": standard.error_ratio,
-            "compared": len(kept),
+            "compared": len(compared),
         }
+
+    def _pair(self, workload, inputs: tuple, number: int) -> "Pair":
+        """One call of each side on these inputs, the side that goes first alternating."""
+        taken = {}
+        for name in ("candidate", "baseline")[:: 1 if number % 2 else -1]:
+            self.arenas[name].write(inputs)
+            taken[name] = self._call(name, workload, inputs)
+        (candidate, outputs), (baseline, baseline_outputs) = taken["candidate"], taken["baseline"]
+        return Pair(candidate, baseline, inputs, outputs, baseline_outputs)
 
     def _fresh(self, workload) -> tuple:
         return self.task.make_inputs(workload, self.random.getrandbits(31), CPU)
-
-    def _changed(self, workload, inputs: tuple) -> tuple:
-        """Everything new, or the same page tables with other values."""
-        if self.random.random() < 0.5:
-            return self._fresh(workload)
-        changed = []
-        for value in inputs:
-            if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() > 1:
-                signs = torch.randint(0, 2, value.shape[-1:], dtype=torch.int8).to(value.dtype).mul_(2).sub_(1)
-                value = value * signs
-            changed.append(value)
-        return tuple(changed)
 
     def _nudged(self, workload, inputs: tuple, stale: tuple) -> tuple:
         """One row of one input negated, such that the outputs of the call before would no longer pass."""
@@ -200,11 +212,15 @@ class WallBench:
         peer, arena = self.peers[name], self.arenas[name]
         arena.poison()
         between = peer.cpu_since_mark()
+        newest, waited = processes.last_pid(), self._waited(peer)
         start = time.perf_counter_ns()
         reply = peer.request("call")
         outputs = arena.take()
         wall = time.perf_counter_ns() - start
-        cost = Cost(max(wall, peer.cpu_since_mark()) / 1e3, between / 1e3)
+        cpu, waited = peer.cpu_since_mark(), self._waited(peer) - waited
+        if processes.last_pid() == newest:
+            wall -= waited
+        cost = Cost(max(wall, cpu) / 1e3, between / 1e3)
         row = row_of(workload)
         if name == "baseline":
             if "error" in reply:
@@ -222,6 +238,9 @@ class WallBench:
             raise Failure("cheat", f"it left {len(strays)} process(es) running after the call returned", row)
         return cost, outputs
 
+    def _waited(self, peer: Peer) -> int:
+        return processes.waited_ns(peer.pid) + processes.waited_ns(os.getpid())
+
     def _compare(self, workload, outputs: tuple, expected: tuple, standard: Standard):
         error = self.task.compare(outputs, expected)
         row = row_of(workload) | {"error_ratio": error.error_ratio, "max_abs": error.max_abs, "lse_error": error.lse_error}
@@ -236,12 +255,12 @@ class WallBench:
             )
         return error
 
-    def _compare_pair(self, workload, inputs: tuple, outputs: tuple, baseline_outputs: tuple, standard: Standard):
-        expected = self.task.reference(inputs)
-        reason = self.task.compare(baseline_outputs, expected).reason
+    def _compare_pair(self, workload, pair: Pair, standard: Standard):
+        expected = self.task.reference(pair.inputs)
+        reason = self.task.compare(pair.baseline_outputs, expected).reason
         if reason:
             raise Failure("evaluator", f"the baseline was wrong in a timed call: {reason}", row_of(workload))
-        return self._compare(workload, outputs, expected, standard)
+        return self._compare(workload, pair.outputs, expected, standard)
 
     def _refuse_background_work(self, workload, costs: list[Cost]) -> None:
         between, calls = sum(cost.between for cost in costs), sum(cost.call for cost in costs)
@@ -253,28 +272,38 @@ class WallBench:
             )
 
 
-def _ratios(pairs: list[tuple[Cost, Cost]]) -> list[float]:
-    return [baseline.total / candidate.total for candidate, baseline in pairs]
+def _revalued(inputs: tuple) -> tuple:
+    """The columns of every floating-point input times random signs: the same structure, NaN where it was, other values."""
+    changed = []
+    for value in inputs:
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() > 1:
+            signs = torch.randint(0, 2, value.shape[-1:], dtype=torch.int8).to(value.dtype).mul_(2).sub_(1)
+            value = value * signs
+        changed.append(value)
+    return tuple(changed)
 
 
-def _quartile_spread(values: list[float]) -> float:
-    low, middle, high = statistics.quantiles(values, n=4)
-    return (high - low) / middle
+def _sides(pairs: list[Pair]) -> tuple[list[float], list[float]]:
+    return [pair.candidate.total for pair in pairs], [pair.baseline.total for pair in pairs]
 
 
-def _standard_error(pairs: list[tuple[Cost, Cost]]) -> float:
-    """Of the median ratio, as a share of it, were the ratios normally distributed."""
-    return 1.2533 * _quartile_spread(_ratios(pairs)) / 1.349 / len(pairs) ** 0.5
+def _confirmation(us: list[float]) -> float:
+    """How far above the fastest call the fastest eighth of the calls reaches (at least the third-fastest call), as a factor."""
+    ordered = sorted(us)
+    return ordered[max(2, len(ordered) // 8)] / ordered[0]
 
 
-def _figures(pairs: list[tuple[Cost, Cost]]) -> dict:
-    ratios = _ratios(pairs)
-    spread = _quartile_spread(ratios)
+def _figures(pairs: list[Pair]) -> dict:
+    ours, baseline = _sides(pairs)
+    spread = max(_confirmation(ours), _confirmation(baseline)) - 1
     return {
-        "ours_us": round(statistics.median(candidate.total for candidate, _ in pairs), 1),
-        "baseline_us": round(statistics.median(baseline.total for _, baseline in pairs), 1),
-        "ratio": statistics.median(ratios),
+        "ours_us": round(min(ours), 1),
+        "baseline_us": round(min(baseline), 1),
+        "ratio": min(baseline) / min(ours),
+        "ours_median_us": round(statistics.median(ours), 1),
+        "baseline_median_us": round(statistics.median(baseline), 1),
+        "statistic": "min",
         "spread": round(spread, 4),
-        "pairs": len(pairs),
+        "calls": len(pairs),
         "status": "ok" if spread <= SPREAD_LIMIT else "unstable",
     }
