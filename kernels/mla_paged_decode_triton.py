@@ -22,9 +22,9 @@ from .mla_paged_decode import HEAD_DIM_CKV, HEAD_DIM_KPE, MLAInputError, checked
 CANDIDATES = tl.constexpr(8)  # chunk sizes that the plan tries
 CHUNK_UNIT = tl.constexpr(8)  # chunks and pieces are multiples of this many tokens
 STRIDE_UNIT = tl.constexpr(8)  # strides arrive in units of 8 elements, so the compiler sees rows aligned to 16 bytes
-MERGE_LOADS = tl.constexpr(4)  # partial results read at a time
 CKV = tl.constexpr(HEAD_DIM_CKV)
 KPE = tl.constexpr(HEAD_DIM_KPE)
+QUARTER = tl.constexpr(HEAD_DIM_CKV // 4)
 
 
 @triton.jit
@@ -44,7 +44,9 @@ def _pieces(length, chunk):
 
 
 @triton.jit
-def _choose_chunk(kv_indptr, kv_lens, batch, items, slots, MIN_CHUNK: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_B: tl.constexpr):
+def _choose_chunk(
+    kv_indptr, kv_lens, batch, items, slots, MIN_CHUNK: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_B: tl.constexpr
+):
     """The smallest candidate whose pieces fit the grid; the largest one always does (tokens / chunk + batch <= items)."""
     tokens = (tl.load(kv_indptr + batch) - tl.load(kv_indptr)) * PAGE_SIZE
     low = tl.maximum((tokens + slots - 1) // slots, MIN_CHUNK)
@@ -57,43 +59,66 @@ def _choose_chunk(kv_indptr, kv_lens, batch, items, slots, MIN_CHUNK: tl.constex
         _, length = _pages_and_length(kv_indptr, kv_lens, request, request < batch, PAGE_SIZE)
         pieces = _pieces(length[:, None], chunk[None, :])
         needed += tl.sum(tl.where((request < batch)[:, None], pieces, 0), 0)
-    return tl.min(tl.where(needed <= items, chunk, tl.max(chunk)))
+    return tl.min(tl.where(needed <= items, chunk, 2**30))
+
+
+@triton.jit
+def _add4(a, b, c, d, e, f, g, h):
+    return a + e, b + f, c + g, d + h
 
 
 @triton.jit
 def _find_request(kv_indptr, kv_lens, batch, chunk, item, PAGE_SIZE: tl.constexpr, BLOCK_B: tl.constexpr):
-    """(request, first item, unsplit requests before it) of an item; the request is `batch` past the last item."""
+    """(request, its first item, unsplit requests before it) of an item; the request is `batch` past the last item."""
     found = 0
     first_item = 0
     unsplit = 0
-    counted = 0
+    items = 0
     for start in range(0, batch, BLOCK_B):
         request = start + tl.arange(0, BLOCK_B)
         _, length = _pages_and_length(kv_indptr, kv_lens, request, request < batch, PAGE_SIZE)
         pieces = tl.where(request < batch, _pieces(length, chunk), 0)
-        end = counted + tl.cumsum(pieces, 0)
-        before = (end <= item) & (request < batch)
-        found += tl.sum(before.to(tl.int32), 0)
-        first_item = tl.maximum(first_item, tl.max(tl.where(before, end, 0), 0))
-        unsplit += tl.sum((before & (pieces == 1)).to(tl.int32), 0)
-        counted += tl.sum(pieces, 0)
+        before = ((items + tl.cumsum(pieces, 0) <= item) & (request < batch)).to(tl.int32)
+        single = (pieces == 1).to(tl.int32)
+        found_here, first_here, unsplit_here, items_here = tl.reduce(
+            (before, before * pieces, before * single, pieces), 0, _add4
+        )
+        found += found_here
+        first_item += first_here
+        unsplit += unsplit_here
+        items += items_here
     return found, first_item, unsplit
 
 
 @triton.jit
 def _finite(row_max):
-    """The maximum to subtract: 0 for rows of nothing but -inf, as (-inf) - (-inf) is NaN."""
+    """The maximum to subtract: 0 for heads that saw nothing but -inf, as (-inf) - (-inf) is NaN."""
     return tl.where(row_max == float("-inf"), 0.0, row_max)
 
 
 @triton.jit
-def _normalized(acc, row_max, row_sum):
-    """Output and base-2 lse of a running softmax; 0 and -inf for rows that saw no token."""
-    total = tl.where(row_sum > 0, row_sum, 1.0)
-    return acc * (1.0 / total)[None, :, None], tl.where(row_sum > 0, row_max + tl.log2(total), float("-inf"))
+def _lse(row_max, row_sum):
+    return tl.where(row_sum > 0, row_max + tl.log2(tl.where(row_sum > 0, row_sum, 1.0)), float("-inf"))
 
 
 @triton.jit
+def _store_quarters(a0, a1, a2, a3, scale, lse_value, out, lse, row, mask):
+    at = out + row[:, None] * CKV + tl.arange(0, QUARTER)[None, :]
+    dtype = out.dtype.element_ty
+    tl.store(at, (a0 * scale[:, None]).to(dtype), mask=mask[:, None])
+    tl.store(at + QUARTER, (a1 * scale[:, None]).to(dtype), mask=mask[:, None])
+    tl.store(at + 2 * QUARTER, (a2 * scale[:, None]).to(dtype), mask=mask[:, None])
+    tl.store(at + 3 * QUARTER, (a3 * scale[:, None]).to(dtype), mask=mask[:, None])
+    tl.store(lse + row, lse_value, mask=mask)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "batch", "items", "slots", "partial_slots",
+        "q_nope_b", "q_nope_h", "q_pe_b", "q_pe_h", "ckv_page", "ckv_row", "kpe_page", "kpe_row",
+    ],
+    do_not_specialize_on_alignment=["kv_indptr", "kv_indices", "kv_lens", "lse", "partial_lse", "arrivals"],
+)  # fmt: skip
 def _mla_paged_decode(
     q_nope, q_pe, ckv, kpe, kv_indptr, kv_indices, kv_lens, out, lse,
     partial_out,  # [slot, head block, BLOCK_H, 512]
@@ -102,15 +127,10 @@ def _mla_paged_decode(
     scale_log2e, batch, items, slots, partial_slots,
     q_nope_b, q_nope_h, q_pe_b, q_pe_h, ckv_page, ckv_row, kpe_page, kpe_row,  # strides / STRIDE_UNIT
     HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr, MIN_CHUNK: tl.constexpr, FAN_IN: tl.constexpr,
-    BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, SLABS: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, MERGE_STAGES: tl.constexpr,
     MMA_DTYPE: tl.constexpr,
 ):  # fmt: skip
     HEAD_BLOCKS: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H
-    # Both products are batched over slabs of the head dimension, one slab a warp: a warp holds 1 / SLABS of the query,
-    # and the scores are summed over slabs in shared memory.
-    SLAB: tl.constexpr = CKV // SLABS
-    KPE_SLAB: tl.constexpr = max(KPE // SLABS, 16)  # 16 is the least depth of a matrix instruction
-
     item = tl.program_id(0) // HEAD_BLOCKS
     head_block = tl.program_id(0) % HEAD_BLOCKS
 
@@ -125,27 +145,28 @@ def _mla_paged_decode(
         begin = piece * even
         count = tl.minimum(even, length - begin)
 
-        # 2. attend
+        # 2. attend. The 512 dimensions in four quarters: four independent chains of matrix instructions, and one row
+        # address serves four loads.
         heads = tl.arange(0, BLOCK_H)
         head = head_block * BLOCK_H + heads
-        head_mask = head < HEADS
-        slab = tl.arange(0, SLABS)[:, None, None]
-        dim = slab * SLAB + tl.arange(0, SLAB)[None, None, :]
-        pe_dim = slab * KPE_SLAB + tl.arange(0, KPE_SLAB)[None, None, :]
-        row_mask = head_mask[None, :, None]
+        head_mask = (head < HEADS)[:, None]
+        dim = tl.arange(0, QUARTER)[None, :]
+        pe_dim = tl.arange(0, KPE)[None, :]
         request64 = request.to(tl.int64)
-        q_nope += request64 * (q_nope_b * STRIDE_UNIT)
-        q_pe += request64 * (q_pe_b * STRIDE_UNIT)
-        q = tl.load(q_nope + head[None, :, None] * (q_nope_h * STRIDE_UNIT) + dim, mask=row_mask, other=0.0)
-        q = q.to(MMA_DTYPE)
-        qr = tl.load(
-            q_pe + head[None, :, None] * (q_pe_h * STRIDE_UNIT) + pe_dim, mask=row_mask & (pe_dim < KPE), other=0.0
-        ).to(MMA_DTYPE)
+        q_row = q_nope + request64 * (q_nope_b * STRIDE_UNIT) + head[:, None] * (q_nope_h * STRIDE_UNIT) + dim
+        q0 = tl.load(q_row, mask=head_mask, other=0.0).to(MMA_DTYPE)
+        q1 = tl.load(q_row + QUARTER, mask=head_mask, other=0.0).to(MMA_DTYPE)
+        q2 = tl.load(q_row + 2 * QUARTER, mask=head_mask, other=0.0).to(MMA_DTYPE)
+        q3 = tl.load(q_row + 3 * QUARTER, mask=head_mask, other=0.0).to(MMA_DTYPE)
+        q_pe_row = q_pe + request64 * (q_pe_b * STRIDE_UNIT) + head[:, None] * (q_pe_h * STRIDE_UNIT) + pe_dim
+        qr = tl.load(q_pe_row, mask=head_mask, other=0.0).to(MMA_DTYPE)
         row_max = tl.full([BLOCK_H], float("-inf"), tl.float32)
         row_sum = tl.zeros([BLOCK_H], tl.float32)
-        acc = tl.zeros([SLABS, BLOCK_H, SLAB], tl.float32)
+        acc0 = tl.zeros([BLOCK_H, QUARTER], tl.float32)
+        acc1 = tl.zeros([BLOCK_H, QUARTER], tl.float32)
+        acc2 = tl.zeros([BLOCK_H, QUARTER], tl.float32)
+        acc3 = tl.zeros([BLOCK_H, QUARTER], tl.float32)
         pages = kv_indices + first_page
-        # From 0, not from begin: Triton 3.8 loses the alignment of rows, and with it cp.async, behind another start.
         for offset in tl.range(0, count, BLOCK_N, num_stages=STAGES):
             token = begin + offset + tl.arange(0, BLOCK_N)
             valid = token < begin + count
@@ -156,36 +177,35 @@ def _mla_paged_decode(
                 ckv_offset += (token % PAGE_SIZE) * (ckv_row * STRIDE_UNIT)
                 kpe_offset += (token % PAGE_SIZE) * (kpe_row * STRIDE_UNIT)
             # Rows past the end are zeros, not whatever a page holds: 0 * NaN is NaN.
-            valid_row = valid[None, :, None]
-            k = tl.load(ckv + ckv_offset[None, :, None] + dim, mask=valid_row, other=0.0).to(MMA_DTYPE)
-            r = tl.load(
-                kpe + kpe_offset[None, :, None] + pe_dim, mask=valid_row & (pe_dim < KPE), other=0.0
-            ).to(MMA_DTYPE)
-            score = tl.dot(q, tl.permute(k, 0, 2, 1))
-            score = tl.sum(tl.dot(qr, tl.permute(r, 0, 2, 1), score), 0)
+            ckv_at = ckv + ckv_offset[:, None] + dim
+            k0 = tl.load(ckv_at, mask=valid[:, None], other=0.0).to(MMA_DTYPE)
+            k1 = tl.load(ckv_at + QUARTER, mask=valid[:, None], other=0.0).to(MMA_DTYPE)
+            k2 = tl.load(ckv_at + 2 * QUARTER, mask=valid[:, None], other=0.0).to(MMA_DTYPE)
+            k3 = tl.load(ckv_at + 3 * QUARTER, mask=valid[:, None], other=0.0).to(MMA_DTYPE)
+            r = tl.load(kpe + kpe_offset[:, None] + pe_dim, mask=valid[:, None], other=0.0).to(MMA_DTYPE)
+            score = tl.dot(q0, k0.T) + tl.dot(q1, k1.T) + (tl.dot(q2, k2.T) + tl.dot(qr, r.T, tl.dot(q3, k3.T)))
             score = tl.where(valid[None, :], score * scale_log2e, float("-inf"))
             new_max = tl.maximum(row_max, tl.max(score, 1))
             decay = tl.exp2(row_max - _finite(new_max))
             weight = tl.exp2(score - _finite(new_max)[:, None]).to(MMA_DTYPE)
-            row_sum = row_sum * decay + tl.sum(weight.to(tl.float32), 1)  # of the rounded weights, as the product uses them
+            row_sum = row_sum * decay + tl.sum(weight.to(tl.float32), 1)  # of the rounded weights, as the products use
             row_max = new_max
-            weights = tl.broadcast_to(weight[None, :, :], [SLABS, BLOCK_H, BLOCK_N])
-            acc = tl.dot(weights, k, acc * decay[None, :, None])
-        result, result_lse = _normalized(acc, row_max, row_sum)
+            acc0 = tl.dot(weight, k0, acc0 * decay[:, None])
+            acc1 = tl.dot(weight, k1, acc1 * decay[:, None])
+            acc2 = tl.dot(weight, k2, acc2 * decay[:, None])
+            acc3 = tl.dot(weight, k3, acc3 * decay[:, None])
+        scale = 1.0 / tl.where(row_sum > 0, row_sum, 1.0)
+        result_lse = _lse(row_max, row_sum)
+        out_row = request64 * HEADS + head
 
         # 3. merge
-        out += request64 * HEADS * CKV
-        lse += request64 * HEADS
-        out_offset = head[None, :, None] * CKV + dim
         if pieces == 1:
-            tl.store(out + out_offset, result.to(out.dtype.element_ty), mask=row_mask)
-            tl.store(lse + head, result_lse, mask=head_mask)
+            _store_quarters(acc0, acc1, acc2, acc3, scale, result_lse, out, lse, out_row, head < HEADS)
         else:
             first_slot = first_item - unsplit
-            slot = (first_slot + piece) * HEAD_BLOCKS + head_block
-            part_offset = heads[None, :, None] * CKV + dim
-            tl.store(partial_out + slot.to(tl.int64) * (BLOCK_H * CKV) + part_offset, result.to(partial_out.dtype.element_ty))
-            tl.store(partial_lse + slot * BLOCK_H + heads, result_lse)
+            slot_row = ((first_slot + piece) * HEAD_BLOCKS + head_block).to(tl.int64) * BLOCK_H + heads
+            _store_quarters(acc0, acc1, acc2, acc3, scale, result_lse, partial_out, partial_lse, slot_row, heads >= 0)
+            ckv_dim = tl.arange(0, CKV)[None, :]
             level = 0
             step = 1  # pieces in one node of this level
             node = piece
@@ -201,48 +221,29 @@ def _mla_paged_decode(
                 merging = tl.atomic_add(counter, 1, sem="acq_rel") == members - 1
                 if merging:
                     tl.store(counter, 0)
-                    row_max = tl.full([BLOCK_H], float("-inf"), tl.float32)
-                    row_sum = tl.zeros([BLOCK_H], tl.float32)
-                    acc = tl.zeros([SLABS, BLOCK_H, SLAB], tl.float32)
-                    for first_member in range(0, members, MERGE_LOADS):
-                        for ahead in tl.static_range(MERGE_LOADS):  # unrolled: the loads are in flight together
-                            member = first_member + ahead
-                            present = member < members
-                            slot = (leader + member * step) * HEAD_BLOCKS + head_block
-                            part_lse = tl.load(
-                                partial_lse + slot * BLOCK_H + heads,
-                                mask=present & (heads >= 0),
-                                other=float("-inf"),
-                                cache_modifier=".cg",
-                            )
-                            part = tl.load(
-                                partial_out + slot.to(tl.int64) * (BLOCK_H * CKV) + part_offset,
-                                mask=present & (part_offset >= 0),
-                                other=0.0,
-                                cache_modifier=".cg",
-                            )
-                            new_max = tl.maximum(row_max, part_lse)
-                            decay = tl.exp2(row_max - _finite(new_max))
-                            weight = tl.exp2(part_lse - _finite(new_max))
-                            row_sum = row_sum * decay + weight
-                            row_max = new_max
-                            acc = acc * decay[None, :, None] + part.to(tl.float32) * weight[None, :, None]
-                    result, result_lse = _normalized(acc, row_max, row_sum)
+                    member = tl.arange(0, FAN_IN)[:, None]
+                    rows = ((leader + member * step) * HEAD_BLOCKS + head_block) * BLOCK_H + heads[None, :]
+                    lses = tl.load(partial_lse + rows, mask=member < members, other=float("-inf"), cache_modifier=".cg")
+                    row_max = _finite(tl.max(lses, 0))
+                    merged_lse = _lse(row_max, tl.sum(tl.exp2(lses - row_max[None, :]), 0))
+                    merged = tl.zeros([BLOCK_H, CKV], tl.float32)
+                    for one in tl.range(0, members, num_stages=MERGE_STAGES):
+                        row = ((leader + one * step) * HEAD_BLOCKS + head_block).to(tl.int64) * BLOCK_H + heads
+                        weight = tl.exp2(tl.load(partial_lse + row, cache_modifier=".cg") - _finite(merged_lse))
+                        part = tl.load(partial_out + row[:, None] * CKV + ckv_dim, cache_modifier=".cg")
+                        merged += part.to(tl.float32) * weight[:, None]
                     node = group
                     nodes = (nodes + FAN_IN - 1) // FAN_IN
                     if nodes == 1:
-                        tl.store(out + out_offset, result.to(out.dtype.element_ty), mask=row_mask)
-                        tl.store(lse + head, result_lse, mask=head_mask)
+                        tl.store(out + out_row[:, None] * CKV + ckv_dim, merged.to(out.dtype.element_ty), mask=head_mask)
+                        tl.store(lse + out_row, merged_lse, mask=head < HEADS)
                         merging = False
                     else:
                         # In place of the first member, once every thread has read it.
                         tl.debug_barrier()
-                        slot = leader * HEAD_BLOCKS + head_block
-                        tl.store(
-                            partial_out + slot.to(tl.int64) * (BLOCK_H * CKV) + part_offset,
-                            result.to(partial_out.dtype.element_ty),
-                        )
-                        tl.store(partial_lse + slot * BLOCK_H + heads, result_lse)
+                        row = (leader * HEAD_BLOCKS + head_block).to(tl.int64) * BLOCK_H + heads
+                        tl.store(partial_out + row[:, None] * CKV + ckv_dim, merged.to(partial_out.dtype.element_ty))
+                        tl.store(partial_lse + row, merged_lse)
                         level += 1
                         step *= FAN_IN
 
@@ -264,7 +265,7 @@ class Config(NamedTuple):
 
     block_h: int  # heads of one program
     block_n: int  # tokens of one tile
-    slabs: int
+    merge_stages: int
     stages: int  # of Triton's pipeliner, which spends three on the page numbers
     warps: int
     min_chunk: int  # tokens of the smallest piece
@@ -296,7 +297,7 @@ def launch(q_nope, q_pe, ckv_cache, kpe_cache, kv_indptr, kv_indices, sm_scale, 
         *(stride // STRIDE_UNIT.value for t in (q_nope, q_pe, ckv_cache, kpe_cache) for stride in t.stride()[:2]),
         HEADS=heads, PAGE_SIZE=ckv_cache.shape[1], MIN_CHUNK=config.min_chunk, FAN_IN=config.fan_in,
         BLOCK_B=next(block for block in BATCH_BLOCKS if batch <= block or block == BATCH_BLOCKS[-1]),
-        BLOCK_H=config.block_h, BLOCK_N=config.block_n, SLABS=config.slabs, STAGES=config.stages,
+        BLOCK_H=config.block_h, BLOCK_N=config.block_n, STAGES=config.stages, MERGE_STAGES=config.merge_stages,
         MMA_DTYPE=_mma_dtype(q_nope.dtype), num_warps=config.warps,
     )  # fmt: skip
     if interpreted_bf16:
@@ -307,7 +308,7 @@ BATCH_BLOCKS = (1, 64, 1024)  # requests that the plan looks at in one step: few
 
 
 def _config(device, heads):
-    return Config(block_h=16, block_n=32, slabs=4, stages=5, warps=4, min_chunk=64, fan_in=8, programs_per_sm=2)
+    return Config(block_h=16, block_n=64, stages=3, merge_stages=4, warps=8, min_chunk=64, fan_in=8, programs_per_sm=2)
 
 
 def _mma_dtype(dtype):
