@@ -157,6 +157,15 @@ def runs_per_plan_table(record: dict) -> Table:
     return table
 
 
+def comparison_table(comparison: dict) -> Table:
+    """This run's geometric means beside the shipped record's."""
+    title = f"geometric means here and in the record of {comparison['created'][:10]} on {comparison['device']}"
+    table = _table(title, ("measurement", "left"), ("here", "right"), ("record", "right"))
+    for row in comparison["rows"]:
+        table.add_row(row["measurement"], number(row["now"], ".2f", "x"), number(row["recorded"], ".2f", "x"))
+    return table
+
+
 def selfcheck_tables(found: dict) -> list[Table]:
     """What was learned without a GPU: the interpreter's answers and the compilers' figures."""
     checks = _table("in Triton's interpreter, against fp64", ("input", "left"), ("result", "left"), ("error", "right"), ("seconds", "right"))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from evoteam import claims, record
 from evoteam.claims import Evidence
-from evoteam.console import runs_per_plan_table, scope_summary, selfcheck_tables, workload_table
+from evoteam.console import comparison_table, runs_per_plan_table, scope_summary, selfcheck_tables, workload_table
 from evoteam.session import Session
 
 if TYPE_CHECKING:
@@ -63,11 +63,27 @@ def _measure(session: Session, device: "torch.device") -> None:
                 faults[mode] = fault
         if faults.get(mode) and not faults[mode].absent:
             break
+    _compare(session)
     name = session.report["device"]["name"]
     for claim in session.of(SCOPE_OF):
         measured = session.report["measurements"].get(claim.scope)
         fault = faults.get(claim.mode)
         session.evidence[claim.id] = fault or claims.from_scope(claim, measured, name)
+
+
+def _compare(session: Session) -> None:
+    """Put this run's means beside those of the shipped record of the same kernel."""
+    found = record.shipped(session.kernel.spec)
+    rows = record.compare(session.report, found[1]) if found else []
+    if rows:
+        path, stored = found
+        session.report["comparison"] = {
+            "path": str(path.relative_to(record.ROOT)),
+            "created": stored["created"],
+            "device": stored["device"]["name"],
+            "rows": rows,
+        }
+        session.terminal.show(comparison_table(session.report["comparison"]))
 
 
 def _one(session: Session, name: str, call: Callable) -> Evidence | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 SCHEMA = 1
 ROOT = Path(__file__).parents[1]
 MEASUREMENTS = ROOT / "kernels" / "archive" / "measurements"
-PACKAGES = ("torch", "triton", "flashinfer-python", "cuda-core", "nvidia-cuda-nvrtc", "numpy")
+PACKAGES = ("torch", "triton", "flashinfer-python", "cuda-bindings", "nvidia-cuda-nvrtc", "numpy")
 
 
 class RecordError(ValueError):

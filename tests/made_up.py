@@ -1,12 +1,8 @@
-"""Made-up measurements in the shape that `kernels.measure` records, for tests of judging and of the page."""
+"""Made-up measurements and runs, in the shapes that real ones have, for tests of judging and of the page."""
 
 import json
 import math
 import random
-import shutil
-import subprocess
-
-import pytest
 
 from evoteam import claims, record
 from evoteam.budget import Budget
@@ -17,7 +13,7 @@ from evoteam.verdict import Verdict
 from kernels.workloads import load_workloads
 
 
-def made_up_row(workload, rng, speedup, layers=1):
+def make_row(workload, rng, speedup, layers=1):
     ours = (4.5 + 25 * (workload.tokens / 75_145) ** 0.8) * layers
     samples = {
         "ours": [round(ours * rng.uniform(0.99, 1.02), 3) for _ in range(30)],
@@ -49,9 +45,9 @@ def made_up_row(workload, rng, speedup, layers=1):
     }
 
 
-def made_up_scope(scope="run", speedup=1.5, workloads=None):
+def make_scope(scope="run", speedup=1.5, workloads=None):
     rng, layers = random.Random(scope), 61 if scope == "step" else 1
-    rows = [made_up_row(w, rng, speedup * rng.uniform(0.8, 1.3), layers) for w in workloads or load_workloads()]
+    rows = [make_row(w, rng, speedup * rng.uniform(0.8, 1.3), layers) for w in workloads or load_workloads()]
     ratios = [row["ratio"] for row in rows]
     worst = min(rows, key=lambda row: row["ratio"])
 
@@ -98,15 +94,9 @@ def made_up_scope(scope="run", speedup=1.5, workloads=None):
     return found
 
 
-@pytest.fixture
-def scope_record():
-    """`scope_record("step", speedup=1.5)`: a made-up record of one scope over the 47 workloads."""
-    return made_up_scope
-
-
-def made_up_report():
+def make_report():
     expected = claims.load(record.ROOT / "expected_results.json")
-    measurements = {"run": made_up_scope("run"), "step": made_up_scope("step", 3.0)}
+    measurements = {"run": make_scope("run"), "step": make_scope("step", 3.0)}
     judgements = []
     for claim in expected.claims:
         scope = measurements.get(claim.scope)
@@ -124,13 +114,7 @@ def made_up_report():
     }
 
 
-@pytest.fixture
-def report_record():
-    """A whole report.json with made-up measurements."""
-    return made_up_report()
-
-
-def made_up_run(path, *, attempts, arm="evolving", improves=True, every=5):
+def make_run(path, *, attempts, arm="evolving", improves=True, every=5):
     """A run folder whose journal holds `attempts` turns of one attempt each; every 50th one is followed by a new team."""
     team = preset(arm)
     writer = next(role.name for role in team.roles if role.writes)
@@ -166,27 +150,3 @@ def made_up_run(path, *, attempts, arm="evolving", improves=True, every=5):
     lines = [json.dumps({"seq": i, "t": "2026-01-01T00:00:00Z"} | event) for i, event in enumerate(events)]
     (path / "events.jsonl").write_text("\n".join(lines) + "\n")
     return path
-
-
-@pytest.fixture
-def run_folder(tmp_path):
-    """`run_folder("name", attempts=1)`: a made-up run folder, read by the same code as a real one."""
-    return lambda name, **facts: made_up_run(tmp_path / name, **facts)
-
-
-@pytest.fixture
-def browser(tmp_path):
-    """`browser(html, *flags)` opens a page in headless Chromium; the process has its DOM on stdout, its console on stderr."""
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if program is None:
-        pytest.skip("no Chromium here")
-    quiet = ("--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync")
-
-    def open_page(html, *flags):
-        page = tmp_path / "opened.html"
-        page.write_text(html, encoding="utf-8")
-        command = [program, "--headless", "--no-sandbox", "--disable-gpu", *quiet, f"--user-data-dir={tmp_path / 'profile'}"]
-        command += ["--dump-dom", "--enable-logging=stderr", *flags, page.as_uri()]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-    return open_page

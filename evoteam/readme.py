@@ -1,0 +1,125 @@
+"""The parts of README.md that the program writes: its commands' help, and the measured table from the shipped record.
+
+`python -m evoteam.readme` puts them into the README; a test compares.
+"""
+
+import re
+
+import click
+
+from evoteam import record
+from evoteam.formats import number
+
+README = record.ROOT / "README.md"
+SCOPES = {
+    "run": "`run`: the kernel alone, written L2 flush",
+    "run-clean": "`run`, clean L2 flush",
+    "cupti": "`run`, second timer",
+    "random": "`run`, random shapes outside the 47",
+    "step": "`step`: 61 layers, one plan",
+    "call": "`call`: plan and run on every call",
+}
+
+
+def generated() -> dict[str, str]:
+    """Name of a marked place in the README -> the Markdown that belongs there."""
+    import repro
+    from evoteam import cli
+
+    group = _context(cli.main, "python -m evoteam")
+    commands = sorted(cli.main.commands.items())
+    return {
+        "repro-help": _help(_context(repro.main, "repro.py")),
+        "evoteam-help": "\n\n".join(_help(_context(command, name, group)) for name, command in commands),
+        "measured": measured(record.shipped("mla_paged_decode")),
+    }
+
+
+def _context(command: click.Command, name: str, parent: click.Context | None = None) -> click.Context:
+    settings = {"terminal_width": 80, "max_content_width": 80} | command.context_settings
+    return command.context_class(command, info_name=name, parent=parent, **settings)
+
+
+def _help(context: click.Context) -> str:
+    return f"```\n{context.get_help().strip()}\n```"
+
+
+def measured(found: tuple | None) -> str:
+    """The shipped measurement as Markdown, or the sentence that there is none."""
+    if found is None:
+        return "No measurement ships with this version yet."
+    path, stored = found
+    versions = {name: version for scope in stored["measurements"].values() for name, version in scope["versions"].items()}
+    shown = ", ".join(f"{name} {versions[name]}" for name in ("torch", "triton", "flashinfer-python", "cuda", "driver") if name in versions)
+    lines = [
+        f"Measured {stored['created'][:10]} on one {stored['device']['name']} by `{' '.join(stored['command'])}`; {shown}.",
+        f"Raw samples: `{path.relative_to(record.ROOT)}`.",
+        "",
+        "| claim | paper | here | scope | verdict |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {claim['title']} | {claim['published']} | {claim['measured_text'] or '-'} | {claim['scope']} | {claim['verdict']} |"
+            for claim in stored["claims"]
+            if claim["verdict"] != "shown"
+        ),
+        "",
+        f"Every row was measured on {stored['device']['name']}; the MLA claims are for a GPU that their sources do not name.",
+        "Ratio = FlashInfer's time / ours, the faster of its backends on each workload.",
+        "",
+        "| what | timer | geometric mean | arithmetic mean | faster / of | worst | B=1 | B=16 | B=64 |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *(_scope_row(name, stored["measurements"][name]) for name in SCOPES if name in stored["measurements"]),
+        "",
+        "<details><summary>Every workload, <code>run</code> scope</summary>",
+        "",
+        "| # | B | tokens | ours us | FlashInfer us | ratio | share of copy rate | spread |",
+        "|--:|--:|--:|--:|--:|--:|--:|--:|",
+        *map(_workload_row, stored["measurements"].get("run", {}).get("rows", ())),
+        "",
+        "</details>",
+    ]
+    return "\n".join(lines)
+
+
+def _scope_row(name: str, scope: dict) -> str:
+    summary = scope["summary"]
+    worst = summary["worst"]
+    batches = summary["geomean_by_batch"] if name != "random" else {}
+    cells = [
+        SCOPES[name],
+        scope["timer"],
+        number(summary["geomean"], ".2f", "x"),
+        number(summary["arithmetic_mean"], ".2f", "x"),
+        f"{summary['wins']} / {summary['n']}",
+        number(worst and worst["ratio"], ".2f", "x"),
+        *(number(batches.get(batch), ".2f", "x") for batch in ("1", "16", "64")),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _workload_row(row: dict) -> str:
+    cells = [
+        str(row["index"]),
+        str(row["batch"]),
+        f"{row['tokens']:,}",
+        number(row["ours_us"]),
+        f"{number(row['baseline_us'])} {row['baseline']}",
+        number(row["ratio"], ".2f", "x"),
+        number(row["bandwidth_share"], ".0%"),
+        number(row["spread"], ".1%"),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def fill(text: str, parts: dict[str, str]) -> str:
+    """`text` with every `<!-- name -->` ... `<!-- /name -->` place holding its part. KeyError where a place is missing."""
+    for name, part in parts.items():
+        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        if not pattern.search(text):
+            raise KeyError(f"README.md has no place for {name}: wanted <!-- {name} --> and <!-- /{name} -->")
+        text = pattern.sub(lambda match: match[1] + part + "\n" + match[2], text)
+    return text
+
+
+if __name__ == "__main__":
+    README.write_text(fill(README.read_text(encoding="utf-8"), generated()), encoding="utf-8")
