@@ -1,0 +1,713 @@
+// MLA paged decode for Hopper (sm_90a), 512 + 64 dims, V = the same compressed row:
+//
+//     out[b,h] = softmax(sm_scale * (q_nope[b,h] . K^T + q_pe[b,h] . R^T)) . K,    K = ckv[rows of b], R = kpe[rows of b]
+//     lse[b,h] = log2 sum exp(score)
+//
+// One cooperative launch and no plan: the host knows only the batch size and an upper bound on the tokens. A CTA
+//
+//     1 plan      reads kv_indptr and finds its own work: a token range of one request (or, for large batches, of several)
+//     2 gather    streams the K/R rows of that range through a ring of shared-memory stages, 32 tokens each
+//     3 attend    S = Q K^T, online softmax, O += P K; every warp owns 64 of the 512 dims for both products
+//     4 publish   writes the result of a whole request, or its part of a split request to scratch
+//     5 merge     combines its share of the heads (or of one head) over all parts of a split request
+//
+// Scratch protocol. A scratch word that holds kEmpty has not been written. Writers store words that never equal kEmpty,
+// readers poll the data itself, then put kEmpty back, so the scratch is all kEmpty between launches. No flag, counter, epoch
+// or fence is needed, and a CUDA graph may replay the launch. Every part is written before its CTA starts to wait, and
+// all CTAs are resident (cooperative launch), so the wait ends.
+//
+// A stage holds 32 tokens (36 KiB), in slabs so that a warp loads, multiplies and re-loads its own slab without a CTA barrier:
+//
+//     ckv   8 slabs (one a warp)     [32 tokens][64 dims]  128-byte rows, 16-byte chunk c of row t at c ^ (t & 7)
+//     kpe   4 slabs (warps 0..3)     [32 tokens][16 dims]   32-byte rows, 16-byte chunk c of row t at c ^ (t >> 2 & 1)
+//
+// Compile-time choices (kernels/mla_paged_decode_cuda.py): MLA_FP16, MLA_STAGES, MLA_CTAS_PER_SM, MLA_PAGED, MLA_FLAT, MLA_PER_LANE.
+
+#define INFINITY __int_as_float(0x7f800000)
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+constexpr int kStages = MLA_STAGES;          // ring depth
+constexpr bool kPaged = MLA_PAGED;           // page size > 1 or kv_lens given: a token's row is looked up through its page
+constexpr bool kFlat = MLA_FLAT;             // equal token counts a CTA instead of one (request, piece) a CTA
+constexpr int kPerLane = MLA_PER_LANE;       // requests a lane plans; batch <= 32 * kPerLane unless kFlat
+
+constexpr int kHeads = 16;                   // heads a CTA computes: the M of mma.m16n8k16
+constexpr int kDimCkv = 512, kDimPe = 64;
+constexpr int kWarps = 8, kThreads = 32 * kWarps;
+constexpr int kTile = 32;                    // tokens a stage
+constexpr int kSlabDims = kDimCkv / kWarps;  // ckv dims a warp owns
+constexpr int kPeWarps = 4, kPeDims = kDimPe / kPeWarps;
+constexpr int kCkvRow = 2 * kSlabDims, kPeRow = 2 * kPeDims;  // bytes of a slab's row
+constexpr int kCkvSlab = kTile * kCkvRow, kPeSlab = kTile * kPeRow;
+constexpr int kPeOffset = kWarps * kCkvSlab;
+constexpr int kStageBytes = kPeOffset + kPeWarps * kPeSlab;
+constexpr int kScorePitch = kTile + 8;       // floats; 8 more than a row keeps the fragment stores free of bank conflicts
+constexpr int kProbPitch = 2 * kTile + 16;   // bytes; ldmatrix rows on distinct banks
+constexpr int kIndexRing = 1024;             // page indices held in shared memory; refilled in halves
+constexpr int kMinChunk = 32;                // fewer tokens a CTA than one tile only adds parts to merge
+
+constexpr int kUnits = kDimCkv / 8;          // 16-byte units of a head's output row
+constexpr int kMaxCopies = 8;                // copies of a part's lse, one for each CTA that may read it
+constexpr int kLseOffset = kHeads * kDimCkv * 2;                    // a slot: [heads][512] results, then [copies][heads] lse
+constexpr int kSlotBytes = kLseOffset + kHeads * kMaxCopies * 4;
+constexpr u32 kEmpty = 0xffffffffu;          // neither two bf16/fp16 results nor an fp32 result: conversions give 0x7fff as NaN
+
+constexpr int kMergeBytes = kWarps * 32 * 10 * 4;                   // a Partial a lane
+constexpr int kScoreBytes = kWarps * kHeads * kScorePitch * 4;
+constexpr int kSharedScores = kStages * kStageBytes;
+constexpr int kSharedProbs = kSharedScores + kScoreBytes;
+constexpr int kSharedStats = kSharedProbs + kHeads * kProbPitch;     // rescale[16], row_max[16]
+constexpr int kSharedPlan = kSharedStats + 2 * kHeads * 4;           // one Plan and one item count a warp
+constexpr int kSharedIndices = kSharedPlan + 512;
+constexpr int kSharedBytes = kSharedIndices + kIndexRing * 4;
+
+static_assert(kMergeBytes <= kScoreBytes, "the merge reuses the score buffer");
+
+struct Params {
+  const u8 *q_nope, *q_pe, *ckv, *kpe;
+  const int *kv_indptr, *kv_indices, *kv_lens;
+  u16 *out;
+  float *lse;
+  u8 *scratch;
+  u32 q_nope_stride_b, q_nope_stride_h, q_pe_stride_b, q_pe_stride_h;  // bytes; one 32 x 32 -> 64 bit multiply each
+  u32 ckv_stride_page, ckv_stride_slot, kpe_stride_page, kpe_stride_slot;
+  float scale;             // sm_scale * log2(e)
+  float even, sure;        // chunk of an even split and chunk that always fits the grid, both per token of the batch
+  int batch, heads, head_groups, num_indices, page_shift, single_chunk;
+};
+
+// ---- PTX, each instruction wrapped once ------------------------------------------------------------------------------
+
+__device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
+
+// 16 bytes, zeros instead when !valid. KV rows are read once: evict_first keeps q, indices and scratch in L2
+// (B=64 geomean 1.31x -> 1.40x of FlashInfer when it was introduced).
+__device__ __forceinline__ void copy16_once(u32 dst, const void *src, bool valid, u64 policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(dst), "l"(src), "r"(valid ? 16 : 0), "l"(policy) : "memory");
+}
+__device__ __forceinline__ void copy16(u32 dst, const void *src, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(valid ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void copy4(u32 dst, const void *src) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dst), "l"(src) : "memory");
+}
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+__device__ __forceinline__ u64 policy_evict_first() {
+  u64 p;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
+  return p;
+}
+__device__ __forceinline__ void prefetch_l2(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
+__device__ __forceinline__ void load_matrix(u32 (&r)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+__device__ __forceinline__ void load_matrix_transposed(u32 (&r)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+
+#if MLA_FP16
+#define MLA_TYPE "f16"
+constexpr u32 kOnePair = 0x3c003c00u;
+#else
+#define MLA_TYPE "bf16"
+constexpr u32 kOnePair = 0x3f803f80u;
+#endif
+
+// c[16 x 8] += a[16 x 16] b[16 x 8]
+__device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." MLA_TYPE "." MLA_TYPE ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ u32 pack(float low, float high) {
+  u32 r;
+  asm("cvt.rn." MLA_TYPE "x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+__device__ __forceinline__ void unpack(u32 pair, float &low, float &high) {
+#if MLA_FP16
+  asm("{.reg .f16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(low), "=f"(high) : "r"(pair));
+#else
+  low = __uint_as_float(pair << 16);
+  high = __uint_as_float(pair & 0xffff0000u);
+#endif
+}
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// Predicated by hand: the compiler turns a condition around volatile assembly into branches, four times the code, and cold
+// instruction fetches are a large part of a launch this short.
+__device__ __forceinline__ void load_relaxed_if(bool on, uint4 &v, const u8 *p) {
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %5, 0; @p ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];}"
+               : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w) : "l"(p), "r"((u32)on) : "memory");
+}
+__device__ __forceinline__ void load_relaxed_if(bool on, u32 &v, const u8 *p) {
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p ld.relaxed.gpu.global.u32 %0, [%1];}" : "+r"(v) : "l"(p), "r"((u32)on) : "memory");
+}
+__device__ __forceinline__ void store_relaxed_if(bool on, u8 *p, uint4 v) {
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %5, 0; @p st.relaxed.gpu.global.v4.u32 [%0], {%1,%2,%3,%4};}"
+               ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"((u32)on) : "memory");
+}
+__device__ __forceinline__ void store_relaxed(u32 *p, u32 v) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
+// floor(n / d) for 0 <= n < 2^30, d > 0 and a result below 2^21: the float quotient is then off by one at most.
+__device__ __forceinline__ int floor_div(int n, int d) {
+  const int q = (int)((float)n * reciprocal((float)d)), rest = n - q * d;
+  return q + (rest >= d) - (rest < 0);
+}
+__device__ __forceinline__ int ceil_div(int n, int d) { return n > 0 ? floor_div(n - 1, d) + 1 : 0; }
+__device__ __forceinline__ int warp_inclusive_sum(int x, int lane) {
+#pragma unroll
+  for (int d = 1; d < 32; d <<= 1) {
+    int y = __shfl_up_sync(~0u, x, d);
+    x += lane >= d ? y : 0;
+  }
+  return x;
+}
+
+// ---- 1 plan ----------------------------------------------------------------------------------------------------------
+
+// Tokens [first, last) of a request that is split into `parts`; this one is number `part`. The request's entries of kv_indices
+// start at `entry`; `base` is the CTA that holds part 0.
+struct Segment {
+  int request, first, last, part, parts, base, entry;
+};
+
+// In a flat plan a CTA may end one split request and begin another: two slots a CTA, the odd one for a part that begins a request.
+__device__ __forceinline__ int slot_of(const Segment &s, int part) {
+  return kFlat ? 2 * (s.base + part) + (part == 0) : s.base + part;
+}
+
+__device__ __forceinline__ int length_of(const Params &p, int request, int begin, int end) {
+  const int room = (end - begin) << (kPaged ? p.page_shift : 0);
+  return kPaged && p.kv_lens ? min(room, __ldg(p.kv_lens + request)) : room;
+}
+
+// A batch of one needs no search.
+__device__ __forceinline__ Segment plan_single(int length, int entry, int chunk, int cta) {
+  const int parts = ceil_div(length, chunk);
+  return {cta < parts ? 0 : -1, cta * chunk, min((cta + 1) * chunk, length), cta, parts, 0, entry};
+}
+
+// One (request, piece) a CTA. Warp w tries the w-th of 8 chunk sizes between what an even split would need and what always
+// fits; the smallest whose pieces fit the grid wins, and a request's pieces are made equally long.
+__device__ __forceinline__ Segment plan_item(const Params &p, u8 *shared, int cta, int ctas, int warp, int lane, bool &empties) {
+  Segment *plans = (Segment *)(shared + kSharedPlan);
+  int *counts = (int *)(plans + kWarps);
+  int begin[kPerLane + 1], length[kPerLane], pieces[kPerLane];
+  const int origin = __ldg(p.kv_indptr), end = __ldg(p.kv_indptr + p.batch);
+#pragma unroll
+  for (int i = 0; i <= kPerLane; i++) begin[i] = __ldg(p.kv_indptr + min(lane * kPerLane + i, p.batch));
+#pragma unroll
+  for (int i = 0; i < kPerLane; i++) length[i] = lane * kPerLane + i < p.batch ? length_of(p, lane * kPerLane + i, begin[i], begin[i + 1]) : 0;
+
+  const int tokens = (end - origin) << (kPaged ? p.page_shift : 0);
+  const int low = max(kMinChunk, (int)(tokens * p.even) + 1), high = max(low, (int)(tokens * p.sure) + 1);
+  const int chunk = low + (high - low) * warp / (kWarps - 1);
+  int sum = 0;
+  bool none = false;
+#pragma unroll
+  for (int i = 0; i < kPerLane; i++) {
+    sum += pieces[i] = ceil_div(length[i], chunk);
+    none |= length[i] == 0 && lane * kPerLane + i < p.batch;
+  }
+  empties = __any_sync(~0u, none);
+  const int up_to = warp_inclusive_sum(sum, lane);
+  int base = up_to - sum;
+#pragma unroll
+  for (int i = 0; i < kPerLane; i++) {
+    if (cta >= base && cta < base + pieces[i]) {
+      const int even = ceil_div(length[i], pieces[i]), part = cta - base;
+      plans[warp] = {lane * kPerLane + i, part * even, min((part + 1) * even, length[i]), part, pieces[i], base, begin[i]};
+    }
+    base += pieces[i];
+  }
+  if (lane == 31) {
+    counts[warp] = up_to;
+    if (cta >= up_to) plans[warp].request = -1;
+  }
+  __syncthreads();
+  int best = kWarps - 1;
+#pragma unroll
+  for (int w = kWarps - 2; w >= 0; w--) best = counts[w] <= ctas ? w : best;
+  return plans[best];
+}
+
+// Equal token counts a CTA, for batches that leave no CTAs to split with. `begin` of a request is its place in the batch's tokens.
+struct FlatPlan {
+  int chunk, first, last;    // this CTA's tokens of the batch
+  int request, begin;        // the request that `first` lies in
+};
+
+__device__ __forceinline__ FlatPlan plan_flat(const Params &p, u8 *shared, int cta, int ctas, int warp, int lane) {
+  int *sums = (int *)(shared + kSharedPlan), *found = sums + kWarps;
+  const int each = (p.batch + kThreads - 1) / kThreads, from = min((int)threadIdx.x * each, p.batch), to = min(from + each, p.batch);
+  int mine = 0;
+  for (int r = from; r < to; r++) mine += length_of(p, r, __ldg(p.kv_indptr + r), __ldg(p.kv_indptr + r + 1));
+  int up_to = warp_inclusive_sum(mine, lane);
+  if (lane == 31) sums[warp] = up_to;
+  __syncthreads();
+  int total = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; w++) {
+    up_to += w < warp ? sums[w] : 0;
+    total += sums[w];
+  }
+  FlatPlan plan;
+  plan.chunk = max(kMinChunk, ceil_div(total, ctas));
+  plan.first = min((i64)cta * plan.chunk, (i64)total);
+  plan.last = min((i64)(cta + 1) * plan.chunk, (i64)total);
+  if (plan.first >= up_to - mine && plan.first < up_to) {
+    int begin = up_to - mine, r = from;
+    for (int next; r < to; r++, begin = next) {
+      next = begin + length_of(p, r, __ldg(p.kv_indptr + r), __ldg(p.kv_indptr + r + 1));
+      if (plan.first < next) break;
+    }
+    found[0] = r;
+    found[1] = begin;
+  }
+  __syncthreads();
+  plan.request = found[0];
+  plan.begin = found[1];
+  return plan;
+}
+
+// The plan's next segment; advances the plan. Empty requests are stepped over.
+__device__ __forceinline__ Segment next_segment(const Params &p, FlatPlan &plan, int cta) {
+  int entry = __ldg(p.kv_indptr + plan.request), length;
+  for (;; plan.request++) {
+    const int next = __ldg(p.kv_indptr + plan.request + 1);
+    length = length_of(p, plan.request, entry, next);
+    if (length > 0) break;
+    entry = next;
+  }
+  const int base = floor_div(plan.begin, plan.chunk), parts = floor_div(plan.begin + length - 1, plan.chunk) - base + 1;
+  const Segment s = {plan.request, plan.first - plan.begin, min(plan.last - plan.begin, length), cta - base, parts, base, entry};
+  plan.begin += length;
+  plan.first = plan.begin;
+  plan.request++;
+  return s;
+}
+
+// ---- 2 gather --------------------------------------------------------------------------------------------------------
+
+// Page of the segment's token number `i` (from its first), -1 past its end.
+__device__ __forceinline__ int page_of(const Params &p, const Segment &s, int i) {
+  const int token = s.first + i;
+  return token < s.last ? __ldg(p.kv_indices + s.entry + (kPaged ? token >> p.page_shift : token)) : -1;
+}
+
+// Starts the copy of this warp's slabs of 32 tokens; lane t holds the page of token t, or -1 for zeros (0 x NaN must not reach a sum).
+__device__ __forceinline__ void gather_tile(const Params &p, u32 stage, int page, int first_token, int warp, int lane, u64 policy) {
+  const u32 mask = kPaged ? (1u << p.page_shift) - 1 : 0;
+  const u8 *ckv = p.ckv + warp * kCkvRow + (lane & 7) * 16;
+#pragma unroll
+  for (int i = 0; i < kTile / 4; i++) {
+    const int t = 4 * i + (lane >> 3), row = __shfl_sync(~0u, page, t);
+    const u8 *src = ckv + (u64)max(row, 0) * p.ckv_stride_page + (kPaged ? (u64)(first_token + t & mask) * p.ckv_stride_slot : 0);
+    copy16_once(stage + warp * kCkvSlab + t * kCkvRow + (((lane & 7) ^ (t & 7)) << 4), src, row >= 0, policy);
+  }
+  if (warp < kPeWarps) {
+    const u8 *kpe = p.kpe + warp * kPeRow + (lane & 1) * 16;
+#pragma unroll
+    for (int i = 0; i < kTile / 16; i++) {
+      const int t = 16 * i + (lane >> 1), row = __shfl_sync(~0u, page, t);
+      const u8 *src = kpe + (u64)max(row, 0) * p.kpe_stride_page + (kPaged ? (u64)(first_token + t & mask) * p.kpe_stride_slot : 0);
+      copy16_once(stage + kPeOffset + warp * kPeSlab + t * kPeRow + (((lane & 1) ^ (t >> 2 & 1)) << 4), src, row >= 0, policy);
+    }
+  }
+}
+
+// Starts the copy of this warp's slice of q, laid out as a stage's slabs are, rows past the last head as zeros.
+__device__ __forceinline__ void gather_query(const Params &p, u32 stage, int request, int head, int warp, int lane) {
+  const u8 *q = p.q_nope + (u64)request * p.q_nope_stride_b + warp * kCkvRow + (lane & 7) * 16;
+#pragma unroll
+  for (int i = 0; i < kHeads / 4; i++) {
+    const int r = 4 * i + (lane >> 3), h = head + r;
+    copy16(stage + warp * kCkvSlab + r * kCkvRow + (((lane & 7) ^ (r & 7)) << 4), q + (u64)(h < p.heads ? h : 0) * p.q_nope_stride_h, h < p.heads);
+  }
+  if (warp < kPeWarps) {
+    const int r = lane >> 1, h = head + r;
+    const u8 *pe = p.q_pe + (u64)request * p.q_pe_stride_b + warp * kPeRow + (lane & 1) * 16;
+    copy16(stage + kPeOffset + warp * kPeSlab + r * kPeRow + (((lane & 1) ^ (r >> 2 & 1)) << 4), pe + (u64)(h < p.heads ? h : 0) * p.q_pe_stride_h, h < p.heads);
+  }
+}
+
+// ---- 3 attend, 4 publish ---------------------------------------------------------------------------------------------
+
+// How many CTAs share a head in the merge of a request of `parts` parts: a power of two, so that slices are whole units.
+__device__ __forceinline__ int readers_of_head(int parts) { return min(1 << (31 - __clz(max(parts / kHeads, 1))), kMaxCopies); }
+
+__device__ __forceinline__ u8 *slot_address(const Params &p, int slot, int group) {
+  return p.scratch + (i64)(slot * p.head_groups + group) * kSlotBytes;
+}
+
+// Attends to one segment for heads [head, head + 16) and writes it out: to `out` when the request is whole, else to scratch.
+// `page` holds the lane's page of the first kStages tiles.
+__device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segment &s, int (&page)[kStages], int group, int warp, int lane) {
+  float *scores = (float *)(shared + kSharedScores), *rescale = (float *)(shared + kSharedStats), *row_max = rescale + kHeads;
+  int *indices = (int *)(shared + kSharedIndices);
+  const u32 stages = shared_address(shared), probs = shared_address(shared + kSharedProbs);
+  const u64 policy = policy_evict_first();
+  const int head = group * kHeads, count = s.last - s.first, tiles = (count + kTile - 1) / kTile;
+
+  // Page indices past the first stages go to shared memory at once: an index load one tile ahead would put a DRAM round
+  // trip into every tile.
+  const auto fetch_indices = [&](int from, int to) {
+#pragma unroll 1
+    for (int i = from + threadIdx.x; i < min(to, count); i += kThreads)
+      copy4(shared_address(indices + i % kIndexRing), p.kv_indices + s.entry + (kPaged ? (s.first + i) >> p.page_shift : s.first + i));
+  };
+  // The query borrows the last stage, which is free until tile 0 has been read.
+  gather_query(p, stages + (kStages - 1) * kStageBytes, s.request, head, warp, lane);
+
+  u32 query[kSlabDims / 16 + 1][4];
+  float out[kSlabDims / 8][4] = {}, row_sum[4] = {}, running_max = -INFINITY;
+  const int r8 = lane & 7, quad = lane >> 3, row = lane >> 2;
+  int stage = 0, fill = 0, next_page = page[0];
+#pragma unroll 1
+  for (int k = 1 - kStages; k < tiles; k++) {  // the first rounds only fill the ring: one gather in the code, not kStages
+    if (k >= 0) {
+      copy_wait<kStages - 2>();
+      __syncwarp();
+    }
+    if (k == 0) {  // 16-byte copies and ldmatrix: loading fragments from global memory took 1,000 cycles more
+      const u32 q = stages + fill * kStageBytes, r = lane & 15, c = lane >> 4;
+#pragma unroll
+      for (int d = 0; d < kSlabDims / 16; d++) load_matrix(query[d], q + warp * kCkvSlab + r * kCkvRow + (((2 * d + c) ^ (r & 7)) << 4));
+      if (warp < kPeWarps) load_matrix(query[kSlabDims / 16], q + kPeOffset + warp * kPeSlab + r * kPeRow + ((c ^ (r >> 2 & 1)) << 4));
+      __syncwarp();
+    }
+    const int ahead = k + kStages - 1;
+    if (ahead < tiles) gather_tile(p, stages + fill * kStageBytes, next_page, s.first + ahead * kTile, warp, lane, policy);
+    if (ahead == 0) fetch_indices(kStages * kTile, kIndexRing);
+    if (k % (kIndexRing / kTile / 2) == 0 && k > 0) fetch_indices(k * kTile + kIndexRing / 2, k * kTile + kIndexRing);
+    copy_commit();
+    fill = fill + 1 == kStages ? 0 : fill + 1;
+    if (k < 0) {
+#pragma unroll
+      for (int i = 1; i < kStages; i++) page[i - 1] = page[i];
+      next_page = page[0];
+      continue;
+    }
+
+    // S, this warp's 64 (+16) of the 576 dims: [16 heads][32 tokens] as four 16 x 8 fragments.
+    const u32 ckv = stages + stage * kStageBytes + warp * kCkvSlab, kpe = stages + stage * kStageBytes + kPeOffset + warp * kPeSlab;
+    float part[kTile / 8][4] = {};
+#pragma unroll
+    for (int d = 0; d < kSlabDims / 16; d++) {
+#pragma unroll
+      for (int n = 0; n < kTile / 16; n++) {
+        u32 b[4];
+        const int t = 16 * n + (quad >> 1) * 8 + r8, c = 2 * d + (quad & 1);
+        load_matrix(b, ckv + t * kCkvRow + ((c ^ r8) << 4));
+        mma(part[2 * n], query[d], b[0], b[1]);
+        mma(part[2 * n + 1], query[d], b[2], b[3]);
+      }
+    }
+    if (warp < kPeWarps) {
+#pragma unroll
+      for (int n = 0; n < kTile / 16; n++) {
+        u32 b[4];
+        const int t = 16 * n + (quad >> 1) * 8 + r8, c = quad & 1;
+        load_matrix(b, kpe + t * kPeRow + ((c ^ (t >> 2 & 1)) << 4));
+        mma(part[2 * n], query[kSlabDims / 16], b[0], b[1]);
+        mma(part[2 * n + 1], query[kSlabDims / 16], b[2], b[3]);
+      }
+    }
+    float *mine = scores + (warp * kHeads + row) * kScorePitch + (lane & 3) * 2;
+#pragma unroll
+    for (int n = 0; n < kTile / 8; n++) {
+      *(float2 *)(mine + 8 * n) = make_float2(part[n][0], part[n][1]);
+      *(float2 *)(mine + 8 * kScorePitch + 8 * n) = make_float2(part[n][2], part[n][3]);
+    }
+    __syncthreads();
+
+    // Softmax: a thread owns two tokens of one head, sums the eight partial scores and scales in fp32 (a scaled bf16 q fails the gate).
+    {
+      const int h = 2 * warp + (lane >> 4), t = 2 * (lane & 15), i = k * kTile + t;
+      float2 v[kWarps];
+#pragma unroll
+      for (int w = 0; w < kWarps; w++) v[w] = *(const float2 *)(scores + (w * kHeads + h) * kScorePitch + t);
+      float x = ((v[0].x + v[1].x) + (v[2].x + v[3].x)) + ((v[4].x + v[5].x) + (v[6].x + v[7].x));
+      float y = ((v[0].y + v[1].y) + (v[2].y + v[3].y)) + ((v[4].y + v[5].y) + (v[6].y + v[7].y));
+      x = i < count ? x * p.scale : -INFINITY;
+      y = i + 1 < count ? y * p.scale : -INFINITY;
+      float tile_max = fmaxf(x, y);
+#pragma unroll
+      for (int d = 8; d; d >>= 1) tile_max = fmaxf(tile_max, __shfl_xor_sync(~0u, tile_max, d));
+      const float new_max = fmaxf(running_max, tile_max), origin = new_max == -INFINITY ? 0.f : new_max;
+      *(u32 *)(shared + kSharedProbs + h * kProbPitch + 2 * t) = pack(exp2_approx(x - origin), exp2_approx(y - origin));
+      if ((lane & 15) == 0) {
+        rescale[h] = exp2_approx(running_max - origin);
+        row_max[h] = origin;
+      }
+      running_max = new_max;
+      const int next = (k + kStages) * kTile + lane;
+      next_page = next < count ? indices[next % kIndexRing] : -1;
+    }
+    __syncthreads();
+
+    // O, this warp's 64 dims: the same slab again, transposed. A product with ones sums the probabilities as rounded.
+    u32 prob[kTile / 16][4];
+#pragma unroll
+    for (int n = 0; n < kTile / 16; n++) load_matrix(prob[n], probs + (lane & 15) * kProbPitch + (lane >> 4) * 16 + 32 * n);
+    const float low = rescale[row], high = rescale[row + 8];
+#pragma unroll
+    for (int d = 0; d < kSlabDims / 8; d++) {
+      out[d][0] *= low, out[d][1] *= low;
+      out[d][2] *= high, out[d][3] *= high;
+    }
+    row_sum[0] *= low, row_sum[2] *= high;
+#pragma unroll
+    for (int n = 0; n < kTile / 16; n++) {
+      mma(row_sum, prob[n], kOnePair, kOnePair);
+#pragma unroll
+      for (int d = 0; d < kSlabDims / 16; d++) {
+        u32 b[4];
+        const int t = 16 * n + (quad & 1) * 8 + r8, c = 2 * d + (quad >> 1);
+        load_matrix_transposed(b, ckv + t * kCkvRow + ((c ^ r8) << 4));
+        mma(out[2 * d], prob[n], b[0], b[1]);
+        mma(out[2 * d + 1], prob[n], b[2], b[3]);
+      }
+    }
+    __syncwarp();
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+
+  // Publish: fragments to rows through this warp's own slab of stage 0, then 16-byte stores.
+  copy_wait<0>();
+  u8 *slab = shared + warp * kCkvSlab;
+  const float inverse_low = reciprocal(row_sum[0]), inverse_high = reciprocal(row_sum[2]);
+#pragma unroll
+  for (int d = 0; d < kSlabDims / 8; d++) {
+    const int at = ((d ^ (row & 7)) << 4) + (lane & 3) * 4;
+    *(u32 *)(slab + row * kCkvRow + at) = pack(out[d][0] * inverse_low, out[d][1] * inverse_low);
+    *(u32 *)(slab + (row + 8) * kCkvRow + at) = pack(out[d][2] * inverse_high, out[d][3] * inverse_high);
+  }
+  __syncwarp();
+  const bool whole = s.parts == 1;
+  const i64 first_head = (i64)s.request * p.heads + head;
+  u8 *slot = slot_address(p, slot_of(s, s.part), group), *target = whole ? (u8 *)(p.out + first_head * kDimCkv) : slot;
+#pragma unroll
+  for (int i = 0; i < kHeads / 4; i++) {
+    const int r = 4 * i + (lane >> 3);
+    const uint4 v = *(const uint4 *)(slab + r * kCkvRow + (((lane & 7) ^ (r & 7)) << 4));
+    store_relaxed_if(!whole || head + r < p.heads, target + (r * kDimCkv + warp * kSlabDims) * 2 + (lane & 7) * 16, v);
+  }
+  if (warp == 0) {
+    u32 *lse = whole ? (u32 *)p.lse + first_head : (u32 *)(slot + kLseOffset);
+    const int copies = whole ? 1 : readers_of_head(s.parts);
+#pragma unroll 1
+    for (int copy = lane & 3; copy < copies; copy += 4) {
+      if (!whole || head + row < p.heads) store_relaxed(lse + copy * kHeads + row, __float_as_uint(row_max[row] + log2_approx(row_sum[0])));
+      if (!whole || head + row + 8 < p.heads) store_relaxed(lse + copy * kHeads + row + 8, __float_as_uint(row_max[row + 8] + log2_approx(row_sum[2])));
+    }
+  }
+}
+
+// ---- 5 merge ---------------------------------------------------------------------------------------------------------
+
+struct Partial {
+  float max, sum, value[8];
+};
+
+__device__ __forceinline__ void combine(Partial &a, const Partial &b) {
+  const float m = fmaxf(a.max, b.max), origin = m == -INFINITY ? 0.f : m, wa = exp2_approx(a.max - origin), wb = exp2_approx(b.max - origin);
+  a.sum = a.sum * wa + b.sum * wb;
+#pragma unroll
+  for (int i = 0; i < 8; i++) a.value[i] = a.value[i] * wa + b.value[i] * wb;
+  a.max = m;
+}
+
+// This CTA's slice of a split request: whole heads while parts <= 16, else one of `readers` slices of a head. A thread takes one
+// 16-byte unit of every `groups`-th part, about 8 loads in flight whatever the number of parts; groups are then summed by
+// shuffles and through shared memory, always in the same order.
+__device__ __forceinline__ void merge(const Params &p, u8 *shared, const Segment &s, int group, int warp, int lane) {
+  const int readers = readers_of_head(s.parts), slices = kHeads * readers;
+  int first_unit, last_unit;
+  if (s.parts <= kHeads) {
+    first_unit = s.part * kHeads / s.parts * kUnits;
+    last_unit = (s.part + 1) * kHeads / s.parts * kUnits;
+  } else {
+    if (s.part >= slices) return;
+    first_unit = s.part * (kUnits / readers);
+    last_unit = first_unit + kUnits / readers;
+  }
+  const int copy = s.part % readers, units = min(last_unit - first_unit, kThreads);
+  const int width = 1 << (32 - __clz(units - 1)), groups = kThreads / width;  // a power of two >= units
+  const int lane_unit = threadIdx.x & (width - 1), member = threadIdx.x / width;
+  const uint4 empty = make_uint4(kEmpty, kEmpty, kEmpty, kEmpty);
+
+#pragma unroll 1
+  for (int from = first_unit; from < last_unit; from += kThreads) {
+    const int unit = from + lane_unit, h = min(unit, last_unit - 1) / kUnits;
+    Partial total = {-INFINITY, 0.f, {}};
+    constexpr int kBatch = 8;
+    const u32 step = groups * (kFlat ? 2 : 1) * p.head_groups * kSlotBytes;
+#pragma unroll 1
+    for (int part = member; part < s.parts && unit < last_unit; part += kBatch * groups) {
+      uint4 v[kBatch];
+      u32 lse[kBatch];
+      u8 *slot[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; i++) {
+        slot[i] = i > 1 ? slot[i - 1] + step : slot_address(p, slot_of(s, part + i * groups), group);
+        lse[i] = 0xff800000u;  // -inf: no weight
+        v[i] = make_uint4(0, 0, 0, 0);
+      }
+      bool waiting;
+      do {
+        waiting = false;
+#pragma unroll
+        for (int i = 0; i < kBatch; i++) {
+          load_relaxed_if(part + i * groups < s.parts, v[i], slot[i] + unit * 16);
+          load_relaxed_if(part + i * groups < s.parts, lse[i], slot[i] + kLseOffset + (copy * kHeads + h) * 4);
+        }
+#pragma unroll
+        for (int i = 0; i < kBatch; i++) waiting |= v[i].x == kEmpty || v[i].y == kEmpty || v[i].z == kEmpty || v[i].w == kEmpty || lse[i] == kEmpty;
+      } while (waiting);
+      const float old_max = total.max;
+#pragma unroll
+      for (int i = 0; i < kBatch; i++) total.max = fmaxf(total.max, __uint_as_float(lse[i]));
+      const float origin = total.max == -INFINITY ? 0.f : total.max, old = exp2_approx(old_max - origin);
+      total.sum *= old;
+#pragma unroll
+      for (int e = 0; e < 8; e++) total.value[e] *= old;
+#pragma unroll
+      for (int i = 0; i < kBatch; i++) {
+        const float weight = exp2_approx(__uint_as_float(lse[i]) - origin);
+        float x[8];
+        unpack(v[i].x, x[0], x[1]), unpack(v[i].y, x[2], x[3]), unpack(v[i].z, x[4], x[5]), unpack(v[i].w, x[6], x[7]);
+        total.sum += weight;
+#pragma unroll
+        for (int e = 0; e < 8; e++) total.value[e] += weight * x[e];
+        store_relaxed_if(part + i * groups < s.parts, slot[i] + unit * 16, empty);
+      }
+    }
+    // Lanes of a warp that hold the same unit, then warps.
+#pragma unroll 1
+    for (int d = width; d < 32; d <<= 1) {
+      Partial other;
+      other.max = __shfl_xor_sync(~0u, total.max, d);
+      other.sum = __shfl_xor_sync(~0u, total.sum, d);
+#pragma unroll
+      for (int e = 0; e < 8; e++) other.value[e] = __shfl_xor_sync(~0u, total.value[e], d);
+      combine(total, other);
+    }
+    if (groups > 1) {
+      Partial *partials = (Partial *)(shared + kSharedScores);
+      const int rows = min(width, 32), warps_a_unit = max(width / 32, 1);  // units a warp holds; warps that hold different units
+      if (lane < rows && warp >= warps_a_unit) partials[warp * 32 + lane] = total;
+      __syncthreads();
+      if (warp >= warps_a_unit || lane >= rows) continue;
+#pragma unroll 1
+      for (int w = warp + warps_a_unit; w < kWarps; w += warps_a_unit) combine(total, partials[w * 32 + lane]);
+    }
+    if (unit < last_unit && group * kHeads + h < p.heads) {
+      const float inverse = reciprocal(total.sum);
+      const i64 out_head = (i64)s.request * p.heads + group * kHeads + h;
+      uint4 v;
+      v.x = pack(total.value[0] * inverse, total.value[1] * inverse), v.y = pack(total.value[2] * inverse, total.value[3] * inverse);
+      v.z = pack(total.value[4] * inverse, total.value[5] * inverse), v.w = pack(total.value[6] * inverse, total.value[7] * inverse);
+      *((uint4 *)(p.out + out_head * kDimCkv) + unit % kUnits) = v;
+      if (unit % kUnits == 0) p.lse[out_head] = total.max + log2_approx(total.sum);
+    }
+  }
+
+  // Every thread has its copy of the lse words: empty them too.
+  __syncthreads();
+  const int first_head = first_unit / kUnits, heads = (last_unit - 1) / kUnits - first_head + 1;
+#pragma unroll 1
+  for (int part = threadIdx.x; part < s.parts; part += kThreads) {
+    u32 *lse = (u32 *)(slot_address(p, slot_of(s, part), group) + kLseOffset) + copy * kHeads + first_head;
+#pragma unroll 1
+    for (int h = 0; h < heads; h++) store_relaxed(lse + h, kEmpty);
+  }
+}
+
+// ---- the kernel ------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void load_pages(const Params &p, const Segment &s, int (&page)[kStages], int lane) {
+#pragma unroll
+  for (int i = 0; i < kStages; i++) page[i] = page_of(p, s, i * kTile + lane);
+}
+
+// Empty requests belong to no CTA's work: out = 0, lse = -inf.
+__device__ __forceinline__ void fill_empty_requests(const Params &p, int cta, int ctas, int group) {
+#pragma unroll 1
+  for (int r = cta; r < p.batch; r += ctas) {
+    if (length_of(p, r, __ldg(p.kv_indptr + r), __ldg(p.kv_indptr + r + 1)) > 0) continue;
+    const i64 first = (i64)r * p.heads + group * kHeads;
+    const int heads = min(kHeads, p.heads - group * kHeads);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < heads * kUnits; i += kThreads) *((uint4 *)(p.out + first * kDimCkv) + i) = make_uint4(0, 0, 0, 0);
+    if (threadIdx.x < heads) p.lse[first + threadIdx.x] = -INFINITY;
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, MLA_CTAS_PER_SM) mla_paged_decode(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) u8 shared[];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int group = blockIdx.x % p.head_groups, cta = blockIdx.x / p.head_groups, ctas = gridDim.x / p.head_groups;
+  int page[kStages];
+
+#if MLA_FLAT
+  FlatPlan plan = plan_flat(p, shared, cta, ctas, warp, lane);
+  Segment head = {-1}, tail = {-1};  // the split requests this CTA ends (or only passes through) and begins
+  while (plan.first < plan.last) {
+    const Segment s = next_segment(p, plan, cta);
+    load_pages(p, s, page, lane);
+    attend(p, shared, s, page, group, warp, lane);
+    if (s.parts > 1) (s.part > 0 ? head : tail) = s;
+  }
+  fill_empty_requests(p, cta, ctas, group);
+  if (head.request >= 0) merge(p, shared, head, group, warp, lane);
+  if (tail.request >= 0) merge(p, shared, tail, group, warp, lane);
+#else
+  Segment s;
+  bool empties;
+  if (p.batch == 1) {
+    // The load of the page indices for the host's bound overlaps the load of kv_indptr, and is right unless the table is padded.
+    s = plan_single(p.num_indices << (kPaged ? p.page_shift : 0), 0, p.single_chunk, cta);
+    if (s.request >= 0) load_pages(p, s, page, lane);
+    const int entry = __ldg(p.kv_indptr), length = length_of(p, 0, entry, __ldg(p.kv_indptr + 1));
+    if (entry != 0 || length != p.num_indices << (kPaged ? p.page_shift : 0)) {
+      s = plan_single(length, entry, max(kMinChunk, (int)(length * p.even) + 1), cta);
+      if (s.request >= 0) load_pages(p, s, page, lane);
+    }
+    empties = length == 0;
+  } else {
+    // Bring the page indices near this CTA's share to L2 while kv_indptr travels: together the CTAs cover them all.
+    if (warp == 0) {
+      const int each = (p.num_indices + ctas - 1) / ctas, at = cta * each + lane * 32;
+      if (lane * 32 < each && at < p.num_indices) prefetch_l2(p.kv_indices + at);
+    }
+    s = plan_item(p, shared, cta, ctas, warp, lane, empties);
+    if (s.request >= 0) load_pages(p, s, page, lane);
+  }
+  if (s.request >= 0) attend(p, shared, s, page, group, warp, lane);
+  if (empties) fill_empty_requests(p, cta, ctas, group);
+  if (s.request >= 0 && s.parts > 1) merge(p, shared, s, group, warp, lane);
+#endif
+}
