@@ -5,6 +5,7 @@ import math
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -14,7 +15,6 @@ from kernels.timing import Measurement, MeasurementError, Stopwatch
 from kernels.workloads import HEAD_DIM_CKV, HEAD_DIM_KPE, NUM_HEADS, NUM_PAGES, SM_SCALE, Workload, page_table
 
 OURS = "ours"
-QUERY_SETS = 4  # sets of query values that follow each other in the same buffers, so that a cached answer is a wrong one
 CACHE_BYTES = NUM_PAGES * (HEAD_DIM_CKV + HEAD_DIM_KPE) * 2
 
 
@@ -35,25 +35,45 @@ class Contender:
 
 
 class Inputs:
-    """Inputs of one workload on the GPU; `use` puts one of several sets of query values into the buffers kernels read."""
+    """Inputs of one workload on the GPU. `draw` puts new query values into the same buffers, so that no answer is worth keeping."""
 
     def __init__(self, workload: Workload, table, cache, seed: int, device: torch.device):
-        generator = torch.Generator(device).manual_seed(seed + workload.index)
         self.workload = workload
         self.cache = cache
         self.kv_indptr, self.kv_indices = (torch.from_numpy(part).to(device) for part in table)
-        shapes = [(QUERY_SETS, workload.batch, NUM_HEADS, dim) for dim in (HEAD_DIM_CKV, HEAD_DIM_KPE)]
-        self._sets = [torch.randn(s, generator=generator, dtype=torch.bfloat16, device=device) for s in shapes]
-        self.q_nope, self.q_pe = (values[0].clone() for values in self._sets)
+        self._generator = torch.Generator(device).manual_seed(seed + workload.index)
+        shape = workload.batch, NUM_HEADS
+        self.q_nope, self.q_pe = (
+            torch.empty(*shape, dim, dtype=torch.bfloat16, device=device) for dim in (HEAD_DIM_CKV, HEAD_DIM_KPE)
+        )
+        self.draw()
 
-    def use(self, number: int) -> None:
-        for buffer, values in zip((self.q_nope, self.q_pe), self._sets):
-            buffer.copy_(values[number % QUERY_SETS])
+    def draw(self) -> None:
+        for queries in (self.q_nope, self.q_pe):
+            queries.normal_(generator=self._generator)
+
+    def prepare(self, contender) -> None:
+        """What precedes a timed call: the kernel once on other queries, then this sample's queries and NaN in its outputs.
+
+        The rehearsal makes a sample independent of which kernel ran before it: instruction caches hold this kernel's code.
+        """
+        self.draw()
+        contender()
+        self.draw()
+        contender.poison()
+
+    def answer(self, outputs: tuple) -> "Answer":
+        return Answer((self.q_nope.clone(), self.q_pe.clone()), tuple(output.clone() for output in outputs))
 
     def arguments(self, cache=None) -> tuple:
         """The definition's positional arguments."""
         ckv_cache, kpe_cache = cache or self.cache
         return self.q_nope, self.q_pe, ckv_cache, kpe_cache, self.kv_indptr, self.kv_indices, SM_SCALE
+
+    def reference(self, cache=None, queries=None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The right outputs for the present queries, or for others."""
+        arguments = self.arguments(cache)
+        return mla_paged_decode_reference(*(queries or arguments[:2]), *arguments[2:])
 
     def outputs(self, *leading: int) -> tuple[torch.Tensor, torch.Tensor]:
         shape = (*leading, *self.q_nope.shape)
@@ -66,6 +86,14 @@ class Inputs:
         queries = self.q_nope.numel() * 2 + self.q_pe.numel() * 2
         outputs = self.q_nope.numel() * 2 + self.workload.batch * NUM_HEADS * 4
         return rows * (HEAD_DIM_CKV + HEAD_DIM_KPE) * 2 + queries + outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a kernel made of some queries in a timed call, kept to be checked after timing."""
+
+    queries: tuple[torch.Tensor, torch.Tensor]
+    outputs: tuple
 
 
 def bind(candidate: Callable, arguments: tuple, outputs: tuple[torch.Tensor, torch.Tensor]) -> Contender:
@@ -138,9 +166,6 @@ class Bench:
     def inputs(self, workload: Workload, tables=None) -> Inputs:
         table = tables[workload.index] if tables else page_table(workload, self.seed)
         return Inputs(workload, table, self.caches[0], self.seed, self.device)
-
-    def reference(self, inputs: Inputs, cache=None) -> tuple[torch.Tensor, torch.Tensor]:
-        return mla_paged_decode_reference(*inputs.arguments(cache))
 
     def contenders(self, candidate: Callable, inputs: Inputs) -> dict[str, Contender]:
         """Our kernel and every FlashInfer backend, planned, each with outputs of its own."""

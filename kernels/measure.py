@@ -19,7 +19,7 @@ from kernels.bench import OURS, Bench, Contender, Inputs, error_ratio_limit
 from kernels.reference import compare
 from kernels.rows import spread, steadier, summarize, table_row
 from kernels.serving import measure_call, measure_step
-from kernels.timing import ATTEMPTS, MAX_SPREAD, PAIRS, WARMUP, Measurement, alternating
+from kernels.timing import ATTEMPTS, MAX_SPREAD, PAIRS, WARMUP, Measurement, alternating, garbage_collection_off
 from kernels.workloads import Workload, random_workloads
 
 __all__ = ["measure_call", "measure_cupti", "measure_host", "measure_random", "measure_run", "measure_step"]
@@ -56,7 +56,8 @@ def measure_host(candidate: Callable, workloads: Sequence[Workload], *, seed: in
         inputs = bench.inputs(workload)
         row = {"index": workload.index, "uuid": workload.uuid, "batch": workload.batch, "tokens": workload.tokens}
         for name, contender in bench.contenders(candidate, inputs).items():
-            samples = [_host_us(contender, device) for _ in range(calls)]
+            with garbage_collection_off():
+                samples = [_host_us(contender, device) for _ in range(calls)]
             row[f"{name}_us"] = statistics.median(samples)
         rows.append(row)
     return bench.record("call", "wall", rows, what="host time of one eager call")
@@ -80,19 +81,19 @@ def _run_scope(candidate, workloads, sampler, timer, seed, device, flush, tables
 
 
 def _run_row(candidate, bench: Bench, inputs: Inputs, sampler, timer: str, pairs: int) -> dict:
-    checked = bench.choose.randrange(WARMUP, WARMUP + pairs)
-    inputs.use(checked)
-    reference = bench.reference(inputs)
     contenders = bench.contenders(candidate, inputs)
-    errors = bench.check(contenders, reference)
-    raced = {name: c for name, c in contenders.items() if errors[name].ok}
+    errors = bench.check(contenders, inputs.reference())
+    raced = {name: contender for name, contender in contenders.items() if errors[name].ok}
     if OURS not in raced:
         return table_row(inputs, bench, errors, {})
 
     best: dict[str, Measurement] = {}
     for _ in range(ATTEMPTS):
-        samples, kept, queued = sampler(bench, inputs, raced, pairs, checked)
-        errors[OURS] = compare(kept[OURS], reference, error_ratio_limit=error_ratio_limit(errors))
+        checked = bench.choose.randrange(WARMUP, WARMUP + pairs)
+        with garbage_collection_off():
+            samples, answer, queued = sampler(bench, inputs, raced, pairs, checked)
+        reference = inputs.reference(queries=answer.queries)
+        errors[OURS] = compare(answer.outputs, reference, error_ratio_limit=error_ratio_limit(errors))
         if not errors[OURS].ok:
             return table_row(inputs, bench, errors, {})
         best = steadier(best, bench.measurements(samples, "run", timer))
@@ -103,40 +104,38 @@ def _run_row(candidate, bench: Bench, inputs: Inputs, sampler, timer: str, pairs
 
 def _by_events(bench: Bench, inputs: Inputs, contenders: dict[str, Contender], pairs: int, checked: int):
     samples = {name: [] for name in contenders}
-    kept, queued = {}, True
+    answer, queued = None, True
     for i, name in alternating(contenders, WARMUP + pairs):
         contender = contenders[name]
 
-        def before():
-            inputs.use(i)
-            contender.poison()
+        def keep():
+            nonlocal answer
+            if i == checked and name == OURS:
+                answer = inputs.answer(contender.outputs)
 
-        def after():
-            if i == checked:
-                kept[name] = tuple(output.clone() for output in contender.outputs)
-
-        us, ahead = bench.stopwatch.gpu_us(contender, before, after)
+        us, ahead = bench.stopwatch.gpu_us(contender, lambda: inputs.prepare(contender), keep)
         queued = queued and ahead
         if i >= WARMUP:
             samples[name].append(us)
-    return samples, kept, queued
+    return samples, answer, queued
 
 
 def _by_cupti(bench: Bench, inputs: Inputs, contenders: dict[str, Contender], pairs: int, checked: int):
     samples = {name: [] for name in contenders}
-    kept, order = {}, []
+    answer, queued = None, True
+    order = list(alternating(contenders, WARMUP + pairs))
     with cupti.record_kernels(bench.device) as recording:
-        for i, name in alternating(contenders, WARMUP + pairs):
+        for i, name in order:
             contender = contenders[name]
-            inputs.use(i)
-            contender.poison()
-            bench.stopwatch.flush()
-            with recording.marked():
-                contender()
-            if i == checked:
-                kept[name] = tuple(output.clone() for output in contender.outputs)
-            order.append((i, name))
+
+            def before():
+                inputs.prepare(contender)
+                bench.stopwatch.flush()
+
+            queued = recording.take(contender, before) and queued
+            if i == checked and name == OURS:
+                answer = inputs.answer(contender.outputs)
     for (i, name), us in zip(order, recording.spans_us(), strict=True):
         if i >= WARMUP:
             samples[name].append(us)
-    return samples, kept, True
+    return samples, answer, queued

@@ -15,7 +15,7 @@ from kernels.baselines import PLAN_INPUTS, FlashInferMLA, PlanMetadata
 from kernels.bench import OURS, Bench, Contender, Inputs, bind, bind_run, error_ratio_limit, judge
 from kernels.reference import Errors, compare
 from kernels.rows import spread, steadier, summarize, table_row
-from kernels.timing import ATTEMPTS, MAX_SPREAD, PAIRS, WARMUP, Measurement, MeasurementError, alternating, geomean
+from kernels.timing import ATTEMPTS, MAX_SPREAD, PAIRS, WARMUP, Measurement, MeasurementError, alternating, garbage_collection_off, geomean
 from kernels.workloads import Workload
 
 LAYERS = 61  # DeepSeek-V3/R1
@@ -101,7 +101,7 @@ def _step_row(candidate: Callable, bench: Bench, inputs: Inputs, pairs: int) -> 
         return row
     graphs = {name: [] for name in steps}
     for i, name in alternating(steps, WARMUP + pairs):
-        us = bench.stopwatch.wall_us(jobs[name].compute)
+        us = bench.stopwatch.wall_us(jobs[name].compute, before=jobs[name].compute)
         if i >= WARMUP:
             graphs[name].append(us)
     row["step_us"] = {name: measurement.median_us for name, measurement in steps.items()}
@@ -127,7 +127,7 @@ def _fastest_plan(bench: Bench, flashinfer: FlashInferMLA, kv_indptr, kv_indices
     plans = {where: partial(flashinfer.plan, PlanMetadata.of(kv_indptr, kv_indices, where)) for where in PLAN_INPUTS}
     samples = {where: [] for where in plans}
     for i, where in alternating(plans, WARMUP + PLAN_SAMPLES):
-        us = bench.stopwatch.wall_us(plans[where])
+        us = bench.stopwatch.wall_us(plans[where], before=plans[where])
         if i >= WARMUP:
             samples[where].append(us)
     medians = {where: statistics.median(values) for where, values in samples.items()}
@@ -139,34 +139,30 @@ def _race(
     bench: Bench, inputs: Inputs, jobs: dict[str, _Job], scope: str, pairs: int, layer: int, cache
 ) -> tuple[dict[str, Errors], dict[str, Measurement]]:
     """Check `layer` of every job and time the right ones by wall clock; a random timed sample of ours is checked again."""
-    checked = bench.choose.randrange(WARMUP, WARMUP + pairs)
-    inputs.use(checked)
-    reference = bench.reference(inputs, cache)
     for job in jobs.values():
         job.poison()
         job()
     torch.cuda.synchronize(bench.device)
-    errors = judge({name: job.layers[layer].outputs for name, job in jobs.items()}, reference)
+    errors = judge({name: job.layers[layer].outputs for name, job in jobs.items()}, inputs.reference(cache))
     raced = {name: job for name, job in jobs.items() if errors[name].ok}
     if OURS not in raced:
         return errors, {}
     best: dict[str, Measurement] = {}
     for _ in range(ATTEMPTS):
+        checked = bench.choose.randrange(WARMUP, WARMUP + pairs)
         samples = {name: [] for name in raced}
-        for i, name in alternating(raced, WARMUP + pairs):
-            job = raced[name]
-
-            def before():
-                inputs.use(i)
-                job.poison()
-
-            us = bench.stopwatch.wall_us(job, before)
-            if i >= WARMUP:
-                samples[name].append(us)
-            if i == checked and name == OURS:
-                errors[OURS] = compare(job.layers[layer].outputs, reference, error_ratio_limit=error_ratio_limit(errors))
-                if not errors[OURS].ok:
-                    return errors, {}
+        with garbage_collection_off():
+            for i, name in alternating(raced, WARMUP + pairs):
+                job = raced[name]
+                us = bench.stopwatch.wall_us(job, lambda: inputs.prepare(job))
+                if i >= WARMUP:
+                    samples[name].append(us)
+                if i == checked and name == OURS:
+                    answer = inputs.answer(job.layers[layer].outputs)
+        reference = inputs.reference(cache, answer.queries)
+        errors[OURS] = compare(answer.outputs, reference, error_ratio_limit=error_ratio_limit(errors))
+        if not errors[OURS].ok:
+            return errors, {}
         best = steadier(best, bench.measurements(samples, scope, "wall"))
         if spread(best) <= MAX_SPREAD:
             break

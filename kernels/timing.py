@@ -5,10 +5,12 @@ needs to launch it is not in the sample. An event pair around an empty kernel st
 """
 
 import ctypes
+import gc
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 import torch
@@ -105,6 +107,18 @@ def alternating(names, pairs: int) -> Iterator[tuple[int, str]]:
             yield i, name
 
 
+@contextmanager
+def garbage_collection_off() -> Iterator[None]:
+    """Python's collector must not run inside a sample of wall-clock time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def _nothing() -> None:
     """The default hook."""
 
@@ -156,7 +170,7 @@ class Stopwatch:
     def gpu_us(self, call: Callable[[], object], before=_nothing, after=_nothing) -> tuple[float, bool]:
         """GPU time of one call, and whether all of it was queued before the GPU reached it.
 
-        `before` restores what the call needs (fresh inputs, poisoned outputs) ahead of the flush; `after` is queued behind the
+        `before` prepares the call ahead of the flush (fresh inputs, poisoned outputs); `after` is queued behind the
         call, so it sees only what the call did on this stream. A call that waits for the GPU itself is never queued in time:
         its launch gaps are then part of the sample, and the second value is False.
         """

@@ -157,10 +157,6 @@ def test_the_amortization_that_turns_one_ratio_into_another():
     assert amortization([], run_ratio=0.96, with_plan=1.21) is None
 
 
-def event(start, end, name):
-    return start, end, name
-
-
 def test_cupti_spans_lie_between_the_marks():
     recording = Recording(torch.device("cpu"))
     recording._events = [
@@ -174,13 +170,21 @@ def test_cupti_spans_lie_between_the_marks():
         (601, 602.5, "Memset (Device)"),
         (610, 611, "spin_kernel(long)"),
     ][::-1]
+    recording._valid = [True, True]
     assert recording.spans_us() == [23, 1.5]
+
+
+def test_a_span_that_was_not_queued_in_time_is_left_out():
+    recording = Recording(torch.device("cpu"))
+    recording._events = [(10 * i, 10 * i + width, "spin_kernel" if i % 3 != 1 else "work") for i, width in enumerate([1, 4, 1, 1, 5, 1])]
+    recording._valid = [False, True]
+    assert recording.spans_us() == [5]
 
 
 def test_a_span_without_a_kernel_is_refused():
     recording = Recording(torch.device("cpu"))
     recording._events = [(0, 1, "spin_kernel"), (2, 3, "spin_kernel")]
-    with pytest.raises(MeasurementError, match="saw no kernel in a marked span"):
+    with pytest.raises(MeasurementError, match="saw no kernel of a call"):
         recording.spans_us()
 
 
