@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from evoteam import claims, record
 from evoteam.claims import Evidence
-from evoteam.console import comparison_table, runs_per_plan_table, scope_summary, selfcheck_tables, workload_table
+from evoteam.console import (
+    comparison_table,
+    runs_per_plan_note,
+    runs_per_plan_table,
+    scope_summary,
+    selfcheck_tables,
+    workload_table,
+)
 from evoteam.session import Session
 
 if TYPE_CHECKING:
@@ -105,11 +112,13 @@ def _one(session: Session, name: str, call: Callable) -> Evidence | None:
             raise
         return Evidence(value=0.0, device=device, reason=f"the GPU reported an error after the kernel ran: {_first_line(error)}")
     session.report["measurements"][name] = found
-    if "summary" in found:
+    if name in SCOPE_OF.values():
         session.terminal.show(workload_table(found))
-        session.terminal.show(scope_summary(found))
+    if "summary" in found:
+        session.terminal.show(f"{name}: {scope_summary(found)}")
     if found.get("runs_per_plan"):
         session.terminal.show(runs_per_plan_table(found))
+        session.terminal.show(runs_per_plan_note(found))
     builds = "".join(f", FlashInfer {backend} build {seconds:.0f} s" for backend, seconds in found["baseline_build_s"].items())
     session.terminal.note(f"{name}: {found['seconds']:.0f} s{builds}")
     return None
@@ -152,7 +161,7 @@ def _show_recorded(session: Session) -> None:
         if scope in stored["measurements"]:
             session.terminal.show(f"recorded {stored['created'][:10]} on {stored['device']['name']}, nothing measured now:")
             session.terminal.show(workload_table(stored["measurements"][scope]))
-            session.terminal.show(scope_summary(stored["measurements"][scope]))
+            session.terminal.show(f"{scope}: {scope_summary(stored['measurements'][scope])}")
 
 
 def _check(session: Session) -> None:
