@@ -79,10 +79,9 @@ class Inputs:
         shape = (*leading, *self.q_nope.shape)
         return self.q_nope.new_empty(shape), torch.empty(shape[:-1], dtype=torch.float32, device=self.q_nope.device)
 
-    @property
     def bytes_moved(self) -> int:
         """Bytes that any kernel must move: every distinct cache row once, the queries, the outputs."""
-        rows = self.workload.tokens - self.workload.duplicate_page_refs if self.workload.shared else self.workload.tokens
+        rows = self.kv_indices.unique().numel()
         queries = self.q_nope.numel() * 2 + self.q_pe.numel() * 2
         outputs = self.q_nope.numel() * 2 + self.workload.batch * NUM_HEADS * 4
         return rows * (HEAD_DIM_CKV + HEAD_DIM_KPE) * 2 + queries + outputs

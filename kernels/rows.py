@@ -67,7 +67,7 @@ def table_row(
         "ours_p10": ours.p10_us,
         "ours_p90": ours.p90_us,
         "ratio": theirs.median_us / ours.median_us if theirs else None,
-        "bandwidth_share": calls * inputs.bytes_moved / (ours.median_us * bench.copy_tb_s * 1e6),
+        "bandwidth_share": calls * inputs.bytes_moved() / (ours.median_us * bench.copy_tb_s * 1e6),
         "spread": wide,
         "status": "ok" if wide <= MAX_SPREAD else "unstable",
     }

@@ -7,6 +7,7 @@ interleave with a stride of the batch size; a used pool hands out fragments (fam
 """
 
 import functools
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -117,8 +118,8 @@ def page_table(workload: Workload, seed: int) -> tuple[np.ndarray, np.ndarray]:
     prompts = _cached_prefixes(rng, workload, cached)
     for prompt, length in zip(prompts, workload.lens):
         prompt.extend(next(free) for _ in range(length - workload.decoded - len(prompt)))
-    if workload.fragmented and workload.decoded:
-        free = _decode_pages(rng, workload, first=300_000)
+    if workload.fragmented:
+        free = _decode_pages(rng, workload)
     for _ in range(workload.decoded):
         for pages in prompts:
             pages.append(next(free))
@@ -132,7 +133,7 @@ def _indptr(lens: tuple[int, ...]) -> np.ndarray:
 def _cached_prefixes(rng, workload: Workload, cached: Iterator[int]) -> list[list[int]]:
     """Pages that were in the radix cache before these requests came: those they share, then up to three of older requests."""
     prefixes = [[] for _ in workload.lens]
-    for requests, tokens in workload.shared or (((*range(workload.batch),), 1),):
+    for requests, tokens in workload.shared or ((range(workload.batch), 1),):
         start = next(cached) if prefixes[requests[0]] else 1
         for request in requests:
             prefixes[request].extend(range(start, start + tokens))
@@ -148,22 +149,20 @@ def _free_pages(rng, workload: Workload, first: int) -> Iterator[int]:
     return _fragments(rng, _PROMPT_FRAGMENTS, first)
 
 
-def _decode_pages(rng, workload: Workload, first: int) -> Iterator[int]:
-    early = (workload.decoded - workload.steps) * workload.batch
-    start = _fragments(rng, _FIRST_DECODE_FRAGMENTS, first)
-    yield from (next(start) for _ in range(early))
-    yield from _fragments(rng, _LATER_DECODE_FRAGMENTS, next(start) + 4096)
+def _decode_pages(rng, workload: Workload) -> Iterator[int]:
+    before = (workload.decoded - workload.steps) * workload.batch
+    yield from itertools.islice(_fragments(rng, _FIRST_DECODE_FRAGMENTS, 300_000), before)
+    yield from _fragments(rng, _LATER_DECODE_FRAGMENTS, 600_000)
 
 
 def _fragments(rng, kinds: tuple[tuple[int, int], ...], first: int) -> Iterator[int]:
     """Pages of fragment after fragment, four neighbors at a time in random order, so that page numbers also jump back."""
-    base = first
+    base, endless = first, itertools.cycle(kinds)
     while True:
         placed = []
-        for gap, length in (kinds[i % len(kinds)] for i in range(4)):
+        for gap, length in itertools.islice(endless, 4):
             gaps = rng.choice(_IRREGULAR_GAPS[0], size=length, p=_IRREGULAR_GAPS[1]) if gap == 0 else np.full(length, gap)
             placed.append(base + np.cumsum(gaps))
             base = int(placed[-1][-1]) + 1
-        kinds = kinds[4 % len(kinds):] + kinds[: 4 % len(kinds)]
         for i in rng.permutation(4):
             yield from placed[i].tolist()

@@ -24,7 +24,7 @@ def measurement(name, *samples):
 
 
 def row_of(errors, measurements, calls=1):
-    inputs = SimpleNamespace(workload=load_workloads()[0], bytes_moved=4_000_000)
+    inputs = SimpleNamespace(workload=load_workloads()[0], bytes_moved=lambda: 4_000_000)
     return table_row(inputs, SimpleNamespace(copy_tb_s=4.0), errors, measurements, calls)
 
 

@@ -93,6 +93,15 @@ def test_later_workloads_of_a_family_extend_the_earlier_ones(family):
             assert (rows_of(later, request)[: before.size] == before).all()
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_no_seed_hands_a_page_out_twice(seed):
+    for workload in (load_workloads()[41], load_workloads()[14], *random_workloads(seed)[2:4]):
+        kv_indices = page_table(workload, seed)[1]
+        shared = workload.duplicate_page_refs or (workload.batch - 1 if workload.fragmented else 0)
+        assert kv_indices.size - np.unique(kv_indices).size == shared
+        assert kv_indices.max() < NUM_PAGES
+
+
 def test_family_8_decodes_in_long_strides():
     table = page_table(load_workloads()[41], SEED)
     counts = strides(table)
