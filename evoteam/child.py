@@ -25,11 +25,15 @@ MESSAGE_BYTES = 1 << 18
 
 
 class Failure(Exception):
-    """Why an evaluation ends. `kind` is one of the verdict's failures; `row` is the workload it happened on."""
+    """Why an evaluation ends.
 
-    def __init__(self, kind: str, message: str, row: dict | None = None):
+    kind: one of the verdict's failures. row: the workload it happened on. explained: the message holds all there is to know, the
+    candidate's output adds nothing.
+    """
+
+    def __init__(self, kind: str, message: str, row: dict | None = None, *, explained: bool = True):
         super().__init__(message)
-        self.kind, self.message, self.row = kind, message, row or {}
+        self.kind, self.message, self.row, self.explained = kind, message, row or {}, explained
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class Limits:
     check_s: float = 60.0
     time_s: float = 120.0
     full_s: float = 300.0
+    workload_s: float = 1.2  # spent on timing one workload, at most
     memory_bytes: int = 8 << 30
     processes: int = 256
     file_bytes: int = 256 << 20
@@ -85,7 +90,7 @@ class Peer:
         start = time.monotonic()
         while not self._readable(min(WATCH_SECONDS, self.seconds_left + start - time.monotonic())):
             if time.monotonic() - start >= self.seconds_left:
-                raise Failure("timeout", "it took longer than this phase may take")
+                raise Failure("timeout", "it took longer than this phase may take", explained=False)
             self.watch()
         self.seconds_left -= time.monotonic() - start
         try:
@@ -113,6 +118,12 @@ class Peer:
 
     def lost(self) -> None:
         raise Failure("evaluator", f"the process {self.pid} that runs the baseline ended")
+
+    def kill(self) -> None:
+        """Ends a process of our own."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        self.sock.close()
 
     def cpu_since_mark(self) -> int:
         """CPU nanoseconds this process used since the last call of this method."""
@@ -169,6 +180,8 @@ class Child(Peer):
             raise Failure("crash", f"it started {len(tree)} processes, the limit is {self.limits.processes}")
         used = processes.resident_bytes(tree)
         if used > self.limits.memory_bytes:
+            used = processes.memory_bytes(tree)
+        if used > self.limits.memory_bytes:
             raise Failure("crash", f"it used {used >> 20:,} MiB of memory, the limit is {self.limits.memory_bytes >> 20:,} MiB")
 
     def lost(self) -> None:
@@ -176,7 +189,7 @@ class Child(Peer):
             status = self.process.wait(2)
         except subprocess.TimeoutExpired:
             status = None
-        raise Failure("crash", describe_exit(status))
+        raise Failure("crash", describe_exit(status), explained=False)
 
     def log(self, limit: int) -> str:
         """Head and tail of what the candidate's processes wrote, `limit` bytes at most."""

@@ -18,7 +18,8 @@ import socket
 import sys
 import traceback
 
-MESSAGE_BYTES = 60_000
+REQUEST_BYTES = 1 << 16
+MESSAGE_CHARACTERS = 4000
 
 
 def send(sock: socket.socket, message: dict) -> None:
@@ -27,7 +28,7 @@ def send(sock: socket.socket, message: dict) -> None:
 
 def receive(sock: socket.socket) -> tuple[dict, list[int]]:
     """The next request and the file descriptors that came with it; ends the process when the evaluator has gone."""
-    data, ancillary, _, _ = sock.recvmsg(4 * MESSAGE_BYTES, socket.CMSG_SPACE(16))
+    data, ancillary, _, _ = sock.recvmsg(REQUEST_BYTES, socket.CMSG_SPACE(16))
     if not data:
         os._exit(0)
     fds = array.array("i")
@@ -108,6 +109,14 @@ class Runner:
             wanted.copy_(got)
 
 
+def _traceback(error: BaseException) -> str:
+    """The traceback from the candidate's first frame on."""
+    frames = error.__traceback__
+    while frames and frames.tb_frame.f_code.co_filename == __file__ and frames.tb_next:
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames))
+
+
 def _describe(value) -> str:
     if isinstance(value, (tuple, list)):
         return f"{type(value).__name__} of {len(value)}"
@@ -127,9 +136,9 @@ def serve(sock: socket.socket, runner: Runner) -> None:
         except WrongOutput as error:
             reply |= {"error": "output", "message": str(error)}
         except BaseException as error:  # the candidate's code may raise anything, SystemExit included
-            text = traceback.format_exc()
-            sys.stderr.write(text)
-            reply |= {"error": type(error).__name__, "message": text[-4000:]}
+            text = _traceback(error)
+            os.write(2, text.encode("utf-8", "replace"))
+            reply |= {"error": type(error).__name__, "message": text[-MESSAGE_CHARACTERS:]}
         send(sock, reply)
 
 

@@ -158,7 +158,7 @@ class Judge:
         try:
             with evaluation.enter("compile"):
                 child.seconds_left = self.limits.compile_s
-                self._first_call(bench)
+                bench.first_call()
             feedback = [task.workloads[i] for i in task.feedback]
             with evaluation.enter("check"):
                 child.seconds_left = self.limits.check_s
@@ -193,14 +193,6 @@ class Judge:
         with _on_cpu(self.cpu):
             return WallBench(self.task, child, fork_baseline(self.task))
 
-    def _first_call(self, bench) -> None:
-        try:
-            bench.first_call()
-        except Failure as problem:
-            if problem.kind == "crash":
-                problem.kind = "compile"
-            raise
-
     def _techniques(self, source: bytes, tree: ast.Module) -> dict[str, list[str]]:
         code = ast.unparse(tree)  # without comments
         confirmed = [tag for tag, pattern in self.task.techniques.items() if re.search(pattern, code)]
@@ -214,7 +206,7 @@ class Judge:
         if failure:
             worst = failure.row
             message = head_and_tail(failure.message.encode("utf-8", "replace"), MESSAGE_LIMIT)
-            if failure.kind in ("crash", "import", "compile", "timeout") and log.strip():
+            if not failure.explained and log.strip():
                 message += "\n\nEnd of its output:\n" + log[-MESSAGE_LIMIT // 2 :]
         seconds = evaluation.seconds
         return {

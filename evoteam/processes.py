@@ -84,8 +84,20 @@ def with_cookie(cookie: str) -> set[int]:
     return found - {os.getpid()}
 
 
+def memory_bytes(pids: Iterable[int]) -> int:
+    """Resident memory of these processes, pages that several share counted once in all; those that are gone count nothing."""
+    total = 0
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+                total += sum(int(line.split()[1]) << 10 for line in file if line.startswith(b"Pss:"))
+        except OSError:
+            continue
+    return total
+
+
 def resident_bytes(pids: Iterable[int]) -> int:
-    """Resident memory of these processes, private and shared pages alike; those that are gone count nothing."""
+    """As `memory_bytes`, but shared pages count for every process: an upper bound that is read a hundred times faster."""
     total = 0
     for pid in pids:
         try:

@@ -31,7 +31,6 @@ CPU = torch.device("cpu")
 OUTPUT_NAMES = ("out", "lse")
 WARMUPS = 1
 MIN_COUNTED, MAX_COUNTED = 9, 60
-SECONDS_PER_WORKLOAD = 1.2
 CLOSE = 1.03  # a call this near to the fastest confirms it
 SPREAD_LIMIT = 0.10  # between the fastest call and the one that should confirm it; above it a row says "unstable"
 REVALUED, NUDGED = 2, 2  # traps among the first calls of a workload: other values on the same page table, one row changed
@@ -118,14 +117,18 @@ class WallBench:
         self.peers = {"candidate": child, "baseline": baseline}
         self.arenas = {name: Arena() for name in self.peers}
         self.random = random.SystemRandom()
+        self.on_exception = "crash"
 
     def close(self) -> None:
+        self.peers["baseline"].kill()
         for arena in self.arenas.values():
             arena.close()
 
     def first_call(self) -> None:
         """The smallest awkward workload once: what the candidate compiles, it compiles now."""
+        self.on_exception = "compile"
         self._check(min(self.task.awkward, key=lambda workload: workload.tokens), calls=1)
+        self.on_exception = "crash"
 
     def check(self, workload) -> None:
         """Two calls on the same buffers, all contents changed in between."""
@@ -147,7 +150,7 @@ class WallBench:
         standard = self._bind(inputs, tuple(self.peers))
         early = self.random.sample(range(1, MIN_COUNTED), REVALUED + NUDGED)
         revalued, nudged = early[:REVALUED], early[REVALUED:]
-        pairs, traps, end = [], [], time.monotonic() + SECONDS_PER_WORKLOAD
+        pairs, traps, end = [], [], time.monotonic() + self.child.limits.workload_s
         for number in range(-WARMUPS, MAX_COUNTED):
             if number in revalued or number in nudged:
                 change = _revalued(inputs) if number in revalued else self._nudged(workload, inputs, pairs[-1].outputs)
@@ -229,7 +232,7 @@ class WallBench:
         if reply.get("error") == "output":
             raise Failure("wrong-answer", reply["message"], row)
         if "error" in reply:
-            raise Failure("crash", reply["message"], row)
+            raise Failure(self.on_exception, reply["message"], row)
         edited = arena.edited(inputs)
         if edited:
             raise Failure("cheat", f"it wrote to its inputs (argument {edited[0]}, counted from 0)", row)
