@@ -83,7 +83,7 @@ class AnthropicModel:
         if self.stream:
             message = self._streamed(arguments, request)
         else:
-            message = self.client.messages.create(**arguments).to_dict()
+            message = self.client.messages.create(**arguments).to_dict(warnings=False)
         if message.get("stop_reason") is None:
             text = json.dumps(message.get("content"))
             raise _Cut("no stop reason", _usage(message.get("usage"), request, text, whole=False))
@@ -100,7 +100,7 @@ class AnthropicModel:
         inputs: dict[int, str] = {}
         try:
             with self.client.messages.create(**arguments, stream=True) as events:
-                _collect((event.to_dict() for event in events), message, blocks, inputs)
+                _collect((event.to_dict(warnings=False) for event in events), message, blocks, inputs)
         except (httpx2.HTTPError, ValueError, KeyError, AttributeError) as error:
             self._cut(error, message, blocks, inputs, request)
         except anthropic.APIStatusError as error:

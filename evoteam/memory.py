@@ -101,18 +101,19 @@ class SharedFolder:
     @classmethod
     def _open(cls, path: Path, config: dict | None, lock: FileLock) -> "SharedFolder":
         journal = path / JOURNAL
-        started = journal.is_file() and journal.stat().st_size > 0
+        folder = cls.read(path) if journal.is_file() else cls(path, State(), 0)
+        started = folder.state.seq >= 0
         if config is not None and started:
             raise FolderError(f"{path} already holds a run; continue it with --resume or choose another --folder")
         if config is None and not started:
             raise FolderError(f"{path} holds no run to resume; start one without --resume")
-        folder = cls.read(path) if started else cls(path, State(), 0)
         folder._file, folder._lock = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), lock
+        if journal.read_bytes()[-1:] not in (b"", b"\n"):
+            folder._write(b"\n")
         if config is not None:
             folder.append("run", schema=SCHEMA, config=config)
-            write_atomically(path / "run.json", json.dumps({"schema": SCHEMA} | config, indent=1) + "\n")
-        elif journal.read_bytes()[-1:] != b"\n":
-            folder._write(b"\n")
+        if not (path / "run.json").exists():
+            write_atomically(path / "run.json", json.dumps({"schema": SCHEMA} | folder.state.config, indent=1) + "\n")
         return folder
 
     def close(self) -> None:

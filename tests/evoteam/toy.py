@@ -66,7 +66,7 @@ def settings(arm="single", tokens=1_000_000, model="scripted", **rest):
 
 def run(path, model, *, arm="single", judge=None, resume=False, **rest):
     """Run or resume an arm on the toy task; the folder as it then stands, read again from disk."""
-    with SharedFolder.open(path, None if resume else settings(arm, **rest)) as folder:
+    with SharedFolder.open(path, None if resume else settings(arm, model=model.name, **rest)) as folder:
         Search(folder, model, judge or ToyJudge(), TASK, say=lambda line: None).run()
     return SharedFolder.read(path)
 
