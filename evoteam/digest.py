@@ -24,7 +24,7 @@ def pairs(record: dict) -> str:
 
 
 def _subject(row: dict) -> str:
-    name = " ".join(str(row[key]) for key in ("index", "name") if key in row)
+    name = " ".join(str(row[key]) for key in ("index", "workload") if key in row)
     size = ", ".join(f"{key} {row[key]}" for key in ("batch", "tokens") if key in row)
     return f"workload {name}" + (f" ({size})" if size else "")
 
@@ -32,4 +32,5 @@ def _subject(row: dict) -> str:
 def _figures(row: dict) -> str:
     if "ratio" not in row:
         return str(row.get("status", "not timed"))
-    return f"{row['ratio']:.2f}x; yours {row['ours_us']:.1f} us, baseline {row['baseline_us']:.1f} us"
+    unstable = " (unstable)" if row.get("status") == "unstable" else ""
+    return f"{row['ratio']:.2f}x{unstable}; candidate {row['ours_us']:.1f} us, baseline {row['baseline_us']:.1f} us"

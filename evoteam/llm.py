@@ -79,8 +79,17 @@ def tidy(blocks: Any, key: str) -> tuple[list[dict], dict[str, str]]:
             ids.add(block["id"])
             if fault:
                 faults[block["id"]] = fault
-        content.append(block)
+        content.append(_utf8(block))
     return content or [{"type": "text", "text": "(empty answer)"}], faults
+
+
+def _utf8(value: Any) -> Any:
+    """The value without halves of characters, which JSON can carry and no file or request can."""
+    if isinstance(value, dict):
+        return {_utf8(name): _utf8(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_utf8(item) for item in value]
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
 def _tidy_use(block: dict, fallback: str, ids: set[str]) -> tuple[dict, str]:

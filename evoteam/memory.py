@@ -25,7 +25,7 @@ class FolderError(RuntimeError):
 
 
 def sha256(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_events(path: Path) -> Iterator[dict]:
@@ -182,7 +182,7 @@ class SharedFolder:
         """Bring the copy in best/ up to date."""
         if best := self.state.best:
             self.store_file("best/kernel.py", self.source(best.id))
-            self.store_file("best/verdict.json", json.dumps({"attempt": best.id} | best.verdict, indent=1) + "\n")
+            self.store_file("best/verdict.json", self.text(f"attempts/{best.id}/verdict.json"))
 
     def source(self, attempt: str) -> str:
         """Source of an attempt, checked against the journal."""

@@ -126,7 +126,7 @@ class Search:
             take_turn(self.folder, self.model, tools, supervisor.LIMITS, state.config["effort"])
         else:
             role = state.team.role(talk.role)
-            tools = RoleTools(self.folder, talk, state.team, self.judge, self.task.techniques)
+            tools = RoleTools(self.folder, talk, state.team, self.judge, self.task)
             take_turn(self.folder, self.model, tools, self._limits(role), role.effort or state.config["effort"])
         turn = state.turns[-1]
         best = f"best {state.best_score:.3f} ({state.best.id})" if state.best else "nothing valid yet"

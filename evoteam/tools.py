@@ -5,7 +5,6 @@ A tool call is answered whatever its arguments are: what cannot be done is `Refu
 
 import ast
 import difflib
-import hashlib
 import json
 import re
 import warnings
@@ -29,6 +28,7 @@ KEPT = (
     "task", "source_sha256", "task_sha256", "evaluator_sha256", "phase", "failure", "score", "full_score", "rows", "worst",
     "message", "confinement", "device", "seconds", "gpu_seconds",
 )  # fmt: skip
+ROW = ("index", "workload", "batch", "tokens", "ratio", "ours_us", "baseline_us", "spread", "status")
 BOUNDS = ("Length", "Items", "Minimum", "Maximum", "minimum", "maximum")
 TEXTS = json.loads((Path(__file__).parent / "prompts" / "tools.json").read_text("utf-8"))
 
@@ -134,9 +134,9 @@ class Toolbox:
 class RoleTools(Toolbox):
     """What a role of the team may do: the tools it was given, and ending its turn."""
 
-    def __init__(self, folder: SharedFolder, talk: Talk, team: Team, judge: Judge, techniques: dict[str, str]):
+    def __init__(self, folder: SharedFolder, talk: Talk, team: Team, judge: Judge, task: Any):
         super().__init__(folder, talk)
-        self.judge, self.techniques, self.team = judge, techniques, team
+        self.judge, self.task, self.team = judge, task, team
         known = {
             "write_kernel": (WriteKernel, self.write_kernel),
             "edit_kernel": (EditKernel, self.edit_kernel),
@@ -167,10 +167,9 @@ class RoleTools(Toolbox):
             raise Refused(f"evidence must be ids of attempts, such as a0003; unknown: {', '.join(unknown)}")
         name = known.id if known else f"n{len(state.notes) + 1:04d}"
         if not known:
-            text = _clean(given.text)
-            self.folder.store_file(f"notes/{self.talk.role}/{name}.md", text + "\n")
+            self.folder.store_file(f"notes/{self.talk.role}/{name}.md", given.text + "\n")
             who = {"role": self.talk.role, "team": self.talk.team}
-            self.folder.append("note", id=name, call=call.key, **who, text=text, evidence=given.evidence)
+            self.folder.append("note", id=name, call=call.key, **who, text=given.text, evidence=given.evidence)
         return Result(f"noted as {name}")
 
     def finish(self, given: Finish, call: Call) -> Result:
@@ -191,15 +190,11 @@ class RoleTools(Toolbox):
 
     def _enter(self, call: Call, source: str, idea: str, techniques: list[str], base: str) -> Attempt:
         state, limits = self.folder.state, self.team.limits
-        try:
-            data = source.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise Refused(f"the source cannot be written as UTF-8: {error.reason} at character {error.start}") from None
         if self.talk.evaluations >= limits.evaluations:
             raise Refused(f"all {limits.evaluations} evaluations of this turn are used; leave a note or finish")
         if not state.ledger.evaluation_allowed():
             raise Refused("the run's evaluations are used up; leave a note or finish")
-        digest, tree = hashlib.sha256(data).hexdigest(), ast_sha256(source)
+        digest, tree = sha256(source), ast_sha256(source)
         known = state.by_source.get(digest) or state.by_ast.get(tree)
         if known:
             if not any(repeat["call"] == call.key for repeat in state.repeats):
@@ -207,10 +202,11 @@ class RoleTools(Toolbox):
             raise Refused(f"this is the same program as {known} ({state.attempts[known].outcome}); it was not evaluated again")
         name = f"a{len(state.attempts) + 1:04d}"
         self.folder.store(f"attempts/{name}", {"kernel.py": source})
-        declared = [tag for tag in dict.fromkeys(techniques) if tag in self.techniques]
-        confirmed = [tag for tag in declared if re.search(self.techniques[tag], source)]
+        patterns = self.task.techniques
+        declared = [tag for tag in dict.fromkeys(techniques) if tag in patterns]
+        confirmed = [tag for tag in declared if re.search(patterns[tag], source)]
         self.folder.append(
-            "attempt", id=name, call=call.key, role=self.talk.role, team=self.talk.team, idea=_clean(idea), base=base,
+            "attempt", id=name, call=call.key, role=self.talk.role, team=self.talk.team, idea=idea, base=base,
             source_sha256=digest, ast_sha256=tree, techniques=confirmed, unconfirmed=[t for t in declared if t not in confirmed],
         )  # fmt: skip
         return state.attempts[name]
@@ -226,7 +222,8 @@ class RoleTools(Toolbox):
         record = verdict.to_json()
         self.folder.store_file(f"attempts/{attempt.id}/verdict.json", json.dumps(record, indent=1) + "\n")
         brief = {name: record[name] for name in KEPT}
-        brief["rows"] = [{name: value for name, value in row.items() if name != "samples"} for row in record["rows"]]
+        shown = [row for row in record["rows"] if row["index"] in self.task.feedback]  # the others stay unseen by authors
+        brief["rows"] = [{name: row[name] for name in ROW if name in row} for row in shown]
         brief["message"] = head_and_tail(verdict.message.encode("utf-8", "replace"), MESSAGE)
         self.folder.append("verdict", attempt=attempt.id, verdict=brief)
 
@@ -295,7 +292,3 @@ def ast_sha256(source: str) -> str:
         return sha256(ast.dump(tree))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return sha256(source)
-
-
-def _clean(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")

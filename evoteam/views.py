@@ -30,7 +30,7 @@ def granted(state: State, talk: Talk) -> tuple[str, ...]:
 def may_read(path: str, state: State, talk: Talk) -> str:
     """Why this turn may not read the file, "" if it may."""
     sections = granted(state, talk)
-    if found := re.fullmatch(r"attempts/(a\d{4,})/[\w-]+\.(?:py|json|txt)", path):
+    if found := re.fullmatch(r"attempts/(a\d{4,})/(?:kernel\.py|log\.txt)", path):
         attempt = state.attempts.get(found[1])
         if attempt is None or not visible(attempt, talk):
             return f"there is no attempt {found[1]} that you can see"
@@ -48,7 +48,7 @@ def may_read(path: str, state: State, talk: Talk) -> str:
             return f"there is no note {path} that you can see"
         shared = found[1] == talk.role or {f"notes:{found[1]}", "notes:*"} & set(sections)
         return "" if shared else f"notes of {found[1]} are not shared with you; your sections are {', '.join(sections)}"
-    return "readable are attempts/<id>/kernel.py, verdict.json and log.txt, and notes/<role>/<id>.md, each by its full name"
+    return "readable are attempts/<id>/kernel.py, attempts/<id>/log.txt and notes/<role>/<id>.md, each by its full name"
 
 
 def view(folder: SharedFolder, talk: Talk) -> str:
