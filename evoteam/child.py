@@ -19,6 +19,7 @@ from evoteam import processes, sandbox
 
 HARNESS = Path(__file__).with_name("harness.py")
 COOKIE = "EVOTEAM_CANDIDATE"
+OWN_KERNELS = ("mla_paged_decode.py", "mla_paged_decode_cuda.py", "mla_paged_decode_triton.py", "kda_prefill*", "*.cu")
 WATCH_SECONDS = 0.1
 TERM_SECONDS = 0.5
 MESSAGE_BYTES = 1 << 18
@@ -134,21 +135,20 @@ class Peer:
 class Child(Peer):
     """The confined process of one candidate."""
 
-    def __init__(self, confinement: sandbox.Confinement, limits: Limits, *, preload: list[str], threads: int | None,
-                 read: tuple[Path, ...] = (), cuda: bool = False):
+    def __init__(self, confinement: sandbox.Confinement, limits: Limits, *, gpu_task: str = ""):
         self.limits, self.caller = limits, os.getppid()
         self.cookie = f"{COOKIE}={secrets.token_hex(16)}"
         self.scratch = tempfile.TemporaryDirectory(prefix="evoteam-")
         self.output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        options = {"limits": self._rlimits(cuda), "preload": preload}
+        cuda = bool(gpu_task)
+        options = {"limits": self._rlimits(cuda), "gpu_task": gpu_task}
         argv = [sys.executable, str(HARNESS), str(theirs.fileno()), json.dumps(options)]
         with theirs:
             self.process = sandbox.start(
                 confinement, argv, scratch=Path(self.scratch.name), output=self.output,
-                cookies=dict([self.cookie.split("=", 1)]), pass_fds=(theirs.fileno(),), read=(HARNESS, *read), cuda=cuda,
-                threads=threads,
+                cookies=dict([self.cookie.split("=", 1)]), pass_fds=(theirs.fileno(),), read=_readable(cuda), cuda=cuda,
             )
         super().__init__(ours, 0)
         self.known: set[int] = set()
@@ -227,6 +227,16 @@ class Child(Peer):
                 return True
             time.sleep(0.005)
         return False
+
+
+def _readable(cuda: bool) -> tuple[Path, ...]:
+    """Files of this project that a harness needs. The project's own kernels are not among them."""
+    if not cuda:
+        return (HARNESS,)
+    kernels = HARNESS.parents[1] / "kernels"
+    hidden = {path for pattern in OWN_KERNELS for path in kernels.glob(pattern)}
+    files = [path for path in kernels.iterdir() if path.is_file() and path not in hidden]
+    return (HARNESS, *(HARNESS.with_name(name) for name in ("gpu_harness.py", "gpu_side.py")), *sorted(files))
 
 
 def _sender(ancillary) -> int | None:

@@ -34,7 +34,7 @@ from evoteam.child import Limits
 from evoteam.verdict import Verdict
 
 ROOT = Path(__file__).resolve().parents[1]
-EVALUATOR_FILES = ("arena", "child", "confine", "evaluator", "harness", "judge", "processes", "sandbox", "verdict", "wall_bench")
+EVALUATOR_FILES = ("arena", "child", "confine", "evaluator", "gate", "gpu_bench", "gpu_harness", "gpu_side", "harness", "judge", "processes", "sandbox", "verdict", "wall_bench")
 TASK_FILES = ("tasks.py", "workloads.py", "workloads.json", "reference.py", "baselines.py", "timing.py", "measure.py")
 COOKIE = "EVOTEAM_EVALUATION"
 GRACE_SECONDS = 120  # beside the candidate's own limits: start-up, references, waiting for another timing

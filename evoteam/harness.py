@@ -62,6 +62,13 @@ class WrongOutput(Exception):
     """What the candidate returned is not what the definition asks for."""
 
 
+class Cheat(Exception):
+    """The candidate replaced something that its measurement rests on."""
+
+
+KINDS = {WrongOutput: "output", Cheat: "cheat"}
+
+
 class Runner:
     """One candidate (or the baseline) and the shared memory it works on."""
 
@@ -69,6 +76,7 @@ class Runner:
         self.function = None
         self.parameters: tuple[str, ...] = ()
         self.memory: list[mmap.mmap] = []
+        self.steps = {"load": self.load, "bind": self.bind, "call": self.call}
 
     def load(self, request: dict, fds: list[int]) -> None:
         path = os.path.join(os.environ["HOME"], "candidate.py")
@@ -100,12 +108,12 @@ class Runner:
     def call(self, request: dict, fds: list[int]) -> None:
         returned = self.function(*self.inputs, **self.keywords)
         if not isinstance(returned, (tuple, list)) or len(returned) != len(self.outputs):
-            raise WrongOutput(f"it returned {_describe(returned)}, must return ({', '.join(self.names)})")
+            raise WrongOutput(f"it returned {describe(returned)}, must return ({', '.join(self.names)})")
         for name, wanted, got in zip(self.names, self.outputs, returned):
             if got is wanted:
                 continue
             if getattr(got, "dtype", None) != wanted.dtype or tuple(got.shape) != tuple(wanted.shape):
-                raise WrongOutput(f"{name} is {_describe(got)}, must be {_describe(wanted)}")
+                raise WrongOutput(f"{name} is {describe(got)}, must be {describe(wanted)}")
             wanted.copy_(got)
 
 
@@ -117,7 +125,7 @@ def _traceback(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, frames))
 
 
-def _describe(value) -> str:
+def describe(value) -> str:
     if isinstance(value, (tuple, list)):
         return f"{type(value).__name__} of {len(value)}"
     if hasattr(value, "dtype") and hasattr(value, "shape"):
@@ -127,14 +135,14 @@ def _describe(value) -> str:
 
 def serve(sock: socket.socket, runner: Runner) -> None:
     """Answers requests until the socket closes."""
-    steps = {"load": runner.load, "bind": runner.bind, "call": runner.call}
+    steps = runner.steps
     while True:
         request, fds = receive(sock)
         reply = {"nonce": request["nonce"]}
         try:
-            steps[request["op"]](request, fds)
-        except WrongOutput as error:
-            reply |= {"error": "output", "message": str(error)}
+            reply |= steps[request["op"]](request, fds) or {}
+        except (WrongOutput, Cheat) as error:
+            reply |= {"error": KINDS[type(error)], "message": str(error)}
         except BaseException as error:  # the candidate's code may raise anything, SystemExit included
             text = _traceback(error)
             os.write(2, text.encode("utf-8", "replace"))
@@ -149,16 +157,18 @@ def limit(limits: dict[str, int]) -> None:
 
 
 def main() -> None:
-    """argv: file descriptor of the socket, JSON with the limits and the modules to import ahead."""
+    """argv: file descriptor of the socket, JSON with the limits and, if it needs a GPU, the task's name."""
     options = json.loads(sys.argv[2])
+    sys.modules["harness"] = sys.modules["__main__"]
+    gpu = importlib.import_module("gpu_harness") if options["gpu_task"] else None
     del sys.path[0]  # this file's folder: the candidate must find nothing of the project by accident
     faulthandler.enable()
     limit(options["limits"])
     sock = socket.socket(fileno=int(sys.argv[1]))
-    for name in options["preload"]:
-        importlib.import_module(name)
+    importlib.import_module("torch")
+    runner = gpu.GpuRunner(options["gpu_task"]) if gpu else Runner()
     send(sock, {"nonce": "ready"})
-    serve(sock, Runner())
+    serve(sock, runner)
 
 
 if __name__ == "__main__":

@@ -115,12 +115,16 @@ class Judge:
     def prepare(self) -> None:
         """Starts the process that the next candidate will get."""
         with _on_cpu(self.cpu):
-            self.spare = Child(self.confinement, self.limits, preload=["torch"], threads=None if self.cuda else 1, cuda=self.cuda)
+            self.spare = Child(self.confinement, self.limits, gpu_task=self.task.name if self.cuda else "")
 
     def load_libraries(self) -> None:
         import torch
 
-        if not self.cuda:
+        if self.cuda:
+            from evoteam.gpu_side import GpuSide
+
+            self.side = GpuSide(self.task.name)
+        else:
             torch.set_num_threads(1)
             others = os.sched_getaffinity(0) - {self.cpu}
             if others:
@@ -153,8 +157,7 @@ class Judge:
             child.seconds_left = self.limits.import_s + 60  # the harness's own start is not the candidate's
             child.ready()
             child.seconds_left = self.limits.import_s
-            self._load(child, source)
-        bench = self._bench(child)
+            bench = self._load(child, source)
         try:
             with evaluation.enter("compile"):
                 child.seconds_left = self.limits.compile_s
@@ -179,17 +182,22 @@ class Judge:
         finally:
             bench.close()
 
-    def _load(self, child: Child, source: bytes) -> None:
+    def _load(self, child: Child, source: bytes):
+        """Gives the child its source and returns the bench that will test it."""
+        from evoteam.arena import Region
+        from evoteam.gpu_bench import GpuBench
+        from evoteam.wall_bench import WallBench, fork_baseline
+
         with tempfile.TemporaryFile() as file:
             file.write(source)
             file.seek(0)
-            reply = child.request("load", (file.fileno(),), entry_point=self.task.entry_point)
+            memory = Region() if self.cuda else None
+            fds = (file.fileno(), memory.fd) if self.cuda else (file.fileno(),)
+            reply = child.request("load", fds, entry_point=self.task.entry_point)
         if "error" in reply:
             raise Failure("import", reply["message"])
-
-    def _bench(self, child: Child):
-        from evoteam.wall_bench import WallBench, fork_baseline
-
+        if self.cuda:
+            return GpuBench(self.task, child, self.side, memory)
         with _on_cpu(self.cpu):
             return WallBench(self.task, child, fork_baseline(self.task))
 

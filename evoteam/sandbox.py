@@ -110,12 +110,12 @@ def _bwrap_options(read: tuple[Path, ...], cuda: bool) -> list[str]:
     return [*options, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
-def environment(home: str, cookies: dict[str, str], threads: int | None) -> dict[str, str]:
+def environment(home: str, cookies: dict[str, str], cuda: bool = False) -> dict[str, str]:
     """The candidate's whole environment; nothing of the caller's but the paths of its CUDA installation."""
     binaries = [str(Path(sys.executable).parent), "/usr/local/cuda/bin", "/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"]
     variables = {
         "PATH": ":".join(binaries),
-        "PYTHONPATH": ":".join(package_roots()),
+        "PYTHONPATH": ":".join([*package_roots(), *([str(HERE.parent)] if cuda else [])]),
         "PYTHONUTF8": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "LANG": "C.UTF-8",
@@ -128,21 +128,21 @@ def environment(home: str, cookies: dict[str, str], threads: int | None) -> dict
         "CUDA_CACHE_PATH": f"{home}/.cuda",
         "OMP_WAIT_POLICY": "PASSIVE",
     }
-    if threads is not None:
-        variables |= {f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "MKL", "OPENBLAS")}
+    if not cuda:
+        variables |= {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
     variables |= {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     return variables | cookies
 
 
 def start(confinement: Confinement, argv: list[str], *, scratch: Path, output, cookies: dict[str, str], pass_fds=(),
-          read: tuple[Path, ...] = (), cuda: bool = False, threads: int | None = None) -> subprocess.Popen:
+          read: tuple[Path, ...] = (), cuda: bool = False) -> subprocess.Popen:
     """Starts `argv` confined, in its own session, with both outputs appended to the open file `output`."""
     return subprocess.Popen(
         confinement.command(argv, scratch, read, cuda),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
-        env=environment(confinement.home(scratch), cookies, threads),
+        env=environment(confinement.home(scratch), cookies, cuda),
         cwd=scratch,
         pass_fds=pass_fds,
         start_new_session=True,

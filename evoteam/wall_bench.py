@@ -26,17 +26,15 @@ import torch
 from evoteam import harness, processes
 from evoteam.arena import Arena
 from evoteam.child import Child, Failure, Peer
+from evoteam.gate import OUTPUT_NAMES, SPREAD_LIMIT, Standard, compare, errors_of, row_of, standard_of
 
 CPU = torch.device("cpu")
-OUTPUT_NAMES = ("out", "lse")
 WARMUPS = 1
 MIN_COUNTED, MAX_COUNTED = 9, 60
 CLOSE = 1.03  # a call this near to the fastest confirms it
-SPREAD_LIMIT = 0.10  # between the fastest call and the one that should confirm it; above it a row says "unstable"
 REVALUED, NUDGED = 2, 2  # traps among the first calls of a workload: other values on the same page table, one row changed
 NUDGE_TRIES = 12
 COMPARED_FASTEST, COMPARED_AT_RANDOM = 3, 3
-ERROR_RATIO_MARGIN = 1.5
 BACKGROUND_SHARE, BACKGROUND_US = 0.25, 5_000.0  # CPU time between calls that is no accident any more
 
 
@@ -90,25 +88,6 @@ class Pair:
     baseline_outputs: tuple
 
 
-@dataclass(frozen=True, slots=True)
-class Standard:
-    """What the baseline does on a workload: its name, outputs (for their shapes and dtypes) and error ratio."""
-
-    name: str
-    outputs: tuple
-    error_ratio: float
-
-    @property
-    def limit(self) -> float:
-        return max(ERROR_RATIO_MARGIN * self.error_ratio, 1e-6)
-
-
-def row_of(workload) -> dict:
-    """What identifies a workload in a verdict."""
-    name = getattr(workload, "name", None) or workload.uuid
-    return {"index": workload.index, "workload": name, "batch": workload.batch, "tokens": workload.tokens}
-
-
 class WallBench:
     """One candidate against the baseline of a CPU task."""
 
@@ -136,18 +115,18 @@ class WallBench:
 
     def _check(self, workload, calls: int) -> None:
         inputs = self._fresh(workload)
-        standard = self._bind(inputs, ("candidate",))
+        standard = self._bind(workload, inputs, ("candidate",))
         for number in range(calls):
             if number:
                 inputs = self._fresh(workload)
                 self.arenas["candidate"].write(inputs)
             _, outputs = self._call("candidate", workload, inputs)
-            self._compare(workload, outputs, self.task.reference(inputs), standard)
+            compare(self.task, workload, outputs, inputs, standard)
 
     def time(self, workload) -> dict:
         """The row of one workload: fastest calls in microseconds, ratio, spread, errors of the calls that were compared."""
         inputs = self._fresh(workload)
-        standard = self._bind(inputs, tuple(self.peers))
+        standard = self._bind(workload, inputs, tuple(self.peers))
         early = self.random.sample(range(1, MIN_COUNTED), REVALUED + NUDGED)
         revalued, nudged = early[:REVALUED], early[REVALUED:]
         pairs, traps, end = [], [], time.monotonic() + self.child.limits.workload_s
@@ -164,11 +143,8 @@ class WallBench:
         self._refuse_background_work(workload, [pair.candidate for pair in pairs + traps])
         compared = traps + sorted(pairs, key=lambda pair: pair.candidate.total)[:COMPARED_FASTEST]
         compared += self.random.sample(pairs, COMPARED_AT_RANDOM)
-        worst = max((self._compare_pair(workload, pair, standard) for pair in compared), key=lambda error: error.error_ratio)
-        return row_of(workload) | _figures(pairs) | {
-            "error_ratio": worst.error_ratio,
-            "max_abs": worst.max_abs,
-            "lse_error": worst.lse_error,
+        errors = errors_of([self._compare_pair(workload, pair, standard) for pair in compared])
+        return row_of(workload) | _figures(pairs) | errors | {
             "baseline": standard.name,
             "baseline_error_ratio": standard.error_ratio,
             "compared": len(compared),
@@ -198,18 +174,16 @@ class WallBench:
                 return changed
         return self._fresh(workload)
 
-    def _bind(self, inputs: tuple, names: tuple[str, ...]) -> Standard:
+    def _bind(self, workload, inputs: tuple, names: tuple[str, ...]) -> Standard:
         title, run = self.task.baseline(inputs)
         outputs = run()
-        error = self.task.compare(outputs, self.task.reference(inputs))
-        if not error.ok:
-            raise Failure("evaluator", f"the baseline itself is wrong: {error.reason}")
+        standard = standard_of(self.task, workload, title, outputs, inputs)
         for name in names:
             reply = self.arenas[name].bind(self.peers[name], inputs, outputs, OUTPUT_NAMES[: len(outputs)])
             if "error" in reply:
                 raise Failure("evaluator", f"the {name}'s process could not map its inputs: {reply['message']}")
             self.peers[name].cpu_since_mark()
-        return Standard(title, outputs, error.error_ratio)
+        return standard
 
     def _call(self, name: str, workload, inputs: tuple) -> tuple[Cost, tuple]:
         peer, arena = self.peers[name], self.arenas[name]
@@ -244,26 +218,12 @@ class WallBench:
     def _waited(self, peer: Peer) -> int:
         return processes.waited_ns(peer.pid) + processes.waited_ns(os.getpid())
 
-    def _compare(self, workload, outputs: tuple, expected: tuple, standard: Standard):
-        error = self.task.compare(outputs, expected)
-        row = row_of(workload) | {"error_ratio": error.error_ratio, "max_abs": error.max_abs, "lse_error": error.lse_error}
-        if not error.ok:
-            raise Failure("wrong-answer", error.reason, row)
-        if error.error_ratio > standard.limit:
-            raise Failure(
-                "wrong-answer",
-                f"the error ratio is {error.error_ratio:.2e}, must be at most {standard.limit:.2e}, "
-                f"{ERROR_RATIO_MARGIN} times the baseline's: something is computed in too low a precision",
-                row,
-            )
-        return error
-
     def _compare_pair(self, workload, pair: Pair, standard: Standard):
         expected = self.task.reference(pair.inputs)
         reason = self.task.compare(pair.baseline_outputs, expected).reason
         if reason:
             raise Failure("evaluator", f"the baseline was wrong in a timed call: {reason}", row_of(workload))
-        return self._compare(workload, pair.outputs, expected, standard)
+        return compare(self.task, workload, pair.outputs, pair.inputs, standard, expected)
 
     def _refuse_background_work(self, workload, costs: list[Cost]) -> None:
         between, calls = sum(cost.between for cost in costs), sum(cost.call for cost in costs)
