@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from evoteam.budget import CHARS_PER_TOKEN, Usage, tokens_of
 from evoteam.memory import read_events
 
+MAX_DEPTH = 60
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -70,10 +72,12 @@ def tidy(blocks: Any, key: str) -> tuple[list[dict], dict[str, str]]:
     """
     content, faults, ids = [], {}, set()
     for index, block in enumerate(blocks if isinstance(blocks, list) else [blocks]):
-        if not isinstance(block, dict) or not isinstance(block.get("type"), str):
-            block = {"type": "text", "text": block if isinstance(block, str) else json.dumps(block)}
         if block["type"] == "text" and not (isinstance(block.get("text"), str) and block["text"].strip()):
             continue
+        if not isinstance(block, dict) or not isinstance(block.get("type"), str):
+            block = {"type": "text", "text": block if isinstance(block, str) else "(no content block)"}
+        if _deep(block):
+            block = block | {"input": None} if block["type"] == "tool_use" else {"type": "text", "text": "(a block nested too deeply)"}
         if block["type"] == "tool_use":
             block, fault = _tidy_use(block, f"{key}-{index}".replace(".", "-"), ids)
             ids.add(block["id"])
@@ -81,6 +85,16 @@ def tidy(blocks: Any, key: str) -> tuple[list[dict], dict[str, str]]:
                 faults[block["id"]] = fault
         content.append(_utf8(block))
     return content or [{"type": "text", "text": "(empty answer)"}], faults
+
+
+def _deep(value: Any) -> bool:
+    """Nested beyond what any answer needs, and what JSON writers can bear."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [child for item in level for child in (item.values() if isinstance(item, dict) else item if isinstance(item, list) else ())]
+        if not level:
+            return False
+    return True
 
 
 def _utf8(value: Any) -> Any:

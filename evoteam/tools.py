@@ -161,7 +161,7 @@ class RoleTools(Toolbox):
 
     def note(self, given: WriteNote, call: Call) -> Result:
         state = self.folder.state
-        known = next((note for note in state.notes.values() if note.call == call.key), None)
+        known = _begun(state.notes, call)
         unknown = [attempt for attempt in given.evidence if attempt not in state.attempts]
         if unknown:
             raise Refused(f"evidence must be ids of attempts, such as a0003; unknown: {', '.join(unknown)}")
@@ -178,9 +178,7 @@ class RoleTools(Toolbox):
     def _attempt(self, call: Call, source: str, idea: str, techniques: list[str], base: str) -> Result:
         """Store, evaluate and describe a candidate; a call that was interrupted goes on where it stood."""
         state = self.folder.state
-        attempt = next((a for a in reversed(state.attempts.values()) if a.call == call.key), None)
-        if attempt is None:
-            attempt = self._enter(call, source, idea, techniques, base)
+        attempt = _begun(state.attempts, call) or self._enter(call, source, idea, techniques, base)
         if not attempt.seq:
             self._judge(attempt)
         if state.best is attempt:
@@ -197,7 +195,7 @@ class RoleTools(Toolbox):
         digest, tree = sha256(source), ast_sha256(source)
         known = state.by_source.get(digest) or state.by_ast.get(tree)
         if known:
-            if not any(repeat["call"] == call.key for repeat in state.repeats):
+            if not state.repeats or state.repeats[-1]["call"] != call.key:
                 self.folder.append("repeat", call=call.key, role=self.talk.role, team=self.talk.team, attempt=known)
             raise Refused(f"this is the same program as {known} ({state.attempts[known].outcome}); it was not evaluated again")
         name = f"a{len(state.attempts) + 1:04d}"
@@ -226,6 +224,12 @@ class RoleTools(Toolbox):
         brief["rows"] = [{name: row[name] for name in ROW if name in row} for row in shown]
         brief["message"] = head_and_tail(verdict.message.encode("utf-8", "replace"), MESSAGE)
         self.folder.append("verdict", attempt=attempt.id, verdict=brief)
+
+
+def _begun(records: dict[str, Any], call: Call) -> Any:
+    """What this call entered before it was interrupted: only the latest record can be it."""
+    latest = next(reversed(records.values()), None)
+    return latest if latest and latest.call == call.key else None
 
 
 def schema_of(arguments: type[BaseModel], texts: dict[str, str]) -> dict:
