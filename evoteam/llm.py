@@ -70,21 +70,26 @@ def tidy(blocks: Any, key: str) -> tuple[list[dict], dict[str, str]]:
 
     A tool input that is no object is replaced by {} and reported, never run as {}.
     """
-    content, faults, ids = [], {}, set()
-    for index, block in enumerate(blocks if isinstance(blocks, list) else [blocks]):
+    content, faults = [], {}
+    for index, given in enumerate(blocks if isinstance(blocks, list) else [blocks]):
+        block = _block(given)
         if block["type"] == "text" and not (isinstance(block.get("text"), str) and block["text"].strip()):
             continue
-        if not isinstance(block, dict) or not isinstance(block.get("type"), str):
-            block = {"type": "text", "text": block if isinstance(block, str) else "(no content block)"}
-        if _deep(block):
-            block = block | {"input": None} if block["type"] == "tool_use" else {"type": "text", "text": "(a block nested too deeply)"}
         if block["type"] == "tool_use":
-            block, fault = _tidy_use(block, f"{key}-{index}".replace(".", "-"), ids)
-            ids.add(block["id"])
+            known = {block.get("id") for block in content}
+            block, fault = _tidy_use(block, f"{key}-{index}".replace(".", "-"), known)
             if fault:
                 faults[block["id"]] = fault
         content.append(_utf8(block))
     return content or [{"type": "text", "text": "(empty answer)"}], faults
+
+
+def _block(given: Any) -> dict:
+    if not isinstance(given, dict) or not isinstance(given.get("type"), str):
+        return {"type": "text", "text": given if isinstance(given, str) else "(no content block)"}
+    if not _deep(given):
+        return given
+    return given | {"input": None} if given["type"] == "tool_use" else {"type": "text", "text": "(a block nested too deeply)"}
 
 
 def _deep(value: Any) -> bool:
@@ -106,7 +111,7 @@ def _utf8(value: Any) -> Any:
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
-def _tidy_use(block: dict, fallback: str, ids: set[str]) -> tuple[dict, str]:
+def _tidy_use(block: dict, fallback: str, ids: set) -> tuple[dict, str]:
     given, fault = block.get("input"), block.get("fault", "")
     known = block.get("id")
     name = block.get("name")
