@@ -76,11 +76,11 @@ def tidy(blocks: Any, key: str) -> tuple[list[dict], dict[str, str]]:
         if block["type"] == "text" and not (isinstance(block.get("text"), str) and block["text"].strip()):
             continue
         if block["type"] == "tool_use":
-            known = {block.get("id") for block in content}
+            known = [earlier.get("id") for earlier in content]
             block, fault = _tidy_use(block, f"{key}-{index}".replace(".", "-"), known)
             if fault:
                 faults[block["id"]] = fault
-        content.append(_utf8(block))
+        content.append(_plain(block))
     return content or [{"type": "text", "text": "(empty answer)"}], faults
 
 
@@ -102,16 +102,18 @@ def _deep(value: Any) -> bool:
     return True
 
 
-def _utf8(value: Any) -> Any:
-    """The value without halves of characters, which JSON can carry and no file or request can."""
+def _plain(value: Any) -> Any:
+    """The value without what JSON can carry and files and requests cannot: halves of characters, endless integers."""
     if isinstance(value, dict):
-        return {_utf8(name): _utf8(item) for name, item in value.items()}
+        return {_plain(name): _plain(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_utf8(item) for item in value]
+        return [_plain(item) for item in value]
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"{value:#x}"[:80]
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
-def _tidy_use(block: dict, fallback: str, ids: set) -> tuple[dict, str]:
+def _tidy_use(block: dict, fallback: str, ids: list) -> tuple[dict, str]:
     given, fault = block.get("input"), block.get("fault", "")
     known = block.get("id")
     name = block.get("name")

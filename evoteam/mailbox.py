@@ -165,7 +165,7 @@ def _parse(body: str) -> tuple[str, list[dict]]:
             said.append(line)
     if fence and calls:
         calls[-1]["fault"] = f"the block opened with {fence} is never closed; close it with the same fence"
-    return "\n".join(said), calls
+    return "\n".join(said).strip(), calls
 
 
 def _take_block(calls: list[dict], said: list[str], argument: str, text: str) -> None:

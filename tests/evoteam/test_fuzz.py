@@ -161,6 +161,12 @@ def test_any_page_of_a_mailbox(lines):
     assert reply.content and all(isinstance(block.get("input", {}), dict) for block in reply.content)
 
 
+def test_ids_and_numbers_that_nothing_can_carry_are_replaced():
+    content, _ = tidy([{"type": "thinking", "id": []}, toy.use("read", path="x", offset=10**5_000) | {"id": []}, toy.use("read") | {"id": "k-1"}], "k")
+    assert content[1]["input"]["offset"].startswith("0x") and [block["id"] for block in content[1:]] == ["k-1", "k-2"]
+    assert json.dumps(content)
+
+
 def test_nesting_without_end_is_a_fault():
     deep: object = 1
     for _ in range(5_000):
