@@ -204,15 +204,10 @@ class Child(Peer):
         return f"{parts[0]}\n[... {size - 2 * (limit // 2):,} bytes left out ...]\n{parts[1]}"
 
     def end(self) -> set[int]:
-        """TERM, KILL, then a sweep of everything it started. Returns what could not be ended (normally nothing)."""
+        """TERM, then KILL for everything it started. Returns what could not be ended (normally nothing)."""
         if self.process.poll() is None:
-            for sig in (signal.SIGTERM, signal.SIGKILL):
-                try:
-                    os.killpg(self.process.pid, sig)
-                except ProcessLookupError:
-                    break
-                if self._ended_within(TERM_SECONDS):
-                    break
+            os.killpg(self.process.pid, signal.SIGTERM)
+            self._ended_within(TERM_SECONDS)
         left = processes.sweep(self.cookie, [self.process.pid])
         self._ended_within(TERM_SECONDS)
         processes.reap()

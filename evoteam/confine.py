@@ -25,6 +25,7 @@ FS_ALL = (1 << 16) - 1
 FS_FILE = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15  # the rights that a file, not a folder, can have
 NET_TCP = 3
 SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS = 3
+SCRATCH_BYTES = 1 << 30
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/shm")
 
 
@@ -35,15 +36,14 @@ def check(result: int, what: str) -> int:
     return result
 
 
-def private_files(scratch_bytes: int) -> None:
-    """Inside new namespaces: every mount read-only, a tmpfs of bounded size over /tmp and /dev/shm."""
+def private_files(scratch: str, scratch_bytes: int) -> None:
+    """Inside new namespaces: every mount read-only, a tmpfs of bounded size over the scratch folder and /dev/shm."""
     attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY, 0, 0, 0)
     check(libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, b"/", AT_RECURSIVE, attributes, ctypes.sizeof(attributes)), "read-only /")
-    for folder in (b"/tmp", b"/dev/shm"):
+    for folder in (scratch, "/dev/shm"):
         options = f"size={scratch_bytes},mode=0700".encode()
-        check(libc.mount(b"tmpfs", folder, b"tmpfs", MS_NOSUID | MS_NODEV, options), f"tmpfs on {folder.decode()}")
-    os.makedirs(os.environ["HOME"], exist_ok=True)
-    os.chdir(os.environ["HOME"])
+        check(libc.mount(b"tmpfs", folder.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, options), f"tmpfs on {folder}")
+    os.chdir(scratch)
 
 
 def landlock(scratch: str, readable: list[str]) -> None:
@@ -81,6 +81,18 @@ def drop_capabilities() -> None:
         capability += 1
 
 
+def end_others() -> None:
+    """Kills what the program left behind: orphans are children of this process."""
+    while True:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            for pid in map(int, file.read().split()):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            os.wait()
+        except ChildProcessError:
+            return
+
+
 def main() -> int:
     level, scratch, readable, *program = sys.argv[1:]
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -90,7 +102,7 @@ def main() -> int:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         try:
             if level == "unshare":
-                private_files(1 << 30)
+                private_files(scratch, SCRATCH_BYTES)
             elif level == "landlock":
                 landlock(scratch, json.loads(readable))
             if level != "none":
@@ -99,9 +111,11 @@ def main() -> int:
         except OSError as error:
             print(error, file=sys.stderr, flush=True)
             os._exit(126)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the program gets it too; this process must stay until nothing is left
     while True:
         pid, status = os.wait()
         if pid == child:
+            end_others()
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
 

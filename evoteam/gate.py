@@ -1,5 +1,6 @@
 """What a candidate's outputs must pass, on every device: the task's own gate, and a bound on the error next to the baseline's."""
 
+import math
 from dataclasses import dataclass
 
 from evoteam.child import Failure
@@ -35,12 +36,30 @@ def row_of(workload) -> dict:
     return {"index": workload.index, "workload": name, "batch": workload.batch, "tokens": workload.tokens}
 
 
-def standard_of(task, workload, title: str, outputs: tuple, inputs: tuple) -> Standard:
-    """The standard that the baseline's outputs set. Raises Failure when they are wrong: then nothing can be judged here."""
-    error = task.compare(outputs, task.reference(inputs))
+def smallest(task):
+    """The awkward workload that costs least, among those in which there is anything to compute."""
+    return min((workload for workload in task.awkward if workload.tokens), key=lambda workload: workload.tokens)
+
+
+def standard_of(task, workload, inputs: tuple, like: Standard | None):
+    """What the baseline sets on these inputs, and the baseline as a callable, None where it does not take an awkward workload.
+
+    `like` is the standard of an earlier workload: there the outputs have its dtypes, and only the task's own gate applies.
+    Raises Failure when the baseline is wrong: then nothing can be judged here.
+    """
+    expected = task.reference(inputs)
+    try:
+        title, run = task.baseline(inputs)
+        outputs = tuple(run())
+    except Exception:
+        if like is None or workload not in task.awkward:
+            raise
+        outputs = tuple(value.to(known.dtype) for value, known in zip(expected, like.outputs))
+        return Standard("", outputs, math.inf), None
+    error = task.compare(outputs, expected)
     if not error.ok:
         raise Failure("evaluator", f"the baseline itself is wrong: {error.reason}", row_of(workload))
-    return Standard(title, outputs, error.error_ratio)
+    return Standard(title, outputs, error.error_ratio), run
 
 
 def compare(task, workload, outputs: tuple, inputs: tuple, standard: Standard, expected: tuple | None = None):

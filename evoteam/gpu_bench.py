@@ -17,7 +17,7 @@ import torch
 
 from evoteam.arena import Region
 from evoteam.child import Child, Failure
-from evoteam.gate import SPREAD_LIMIT, Standard, compare, errors_of, row_of, standard_of
+from evoteam.gate import SPREAD_LIMIT, Standard, compare, errors_of, row_of, smallest, standard_of
 from evoteam.gpu_side import AUDIT_CALLS, GpuSide
 
 WARMUPS, PAIRS = 3, 30
@@ -34,14 +34,15 @@ class GpuBench:
         self.random = random.SystemRandom()
         self.numbers = {workload.index: number for number, workload in enumerate((*task.workloads, *task.awkward))}
         self.on_exception = "crash"
+        self.standard: Standard | None = None
 
     def close(self) -> None:
         self.side.inputs, self.side.stacks = (), {}
 
     def first_call(self) -> None:
-        """The smallest awkward workload that has tokens, once: what the candidate compiles, it compiles now."""
+        """The smallest awkward workload once: what the candidate compiles, it compiles now."""
         self.on_exception = "compile"
-        self._check(min(filter(lambda w: w.tokens, self.task.awkward), key=lambda w: w.tokens), rotations=(0,))
+        self._check(smallest(self.task), rotations=(0,))
         self.on_exception = "crash"
 
     def check(self, workload) -> None:
@@ -122,11 +123,10 @@ class GpuBench:
     def _prepare(self, workload, rotate: int = 0) -> Standard:
         number, seed = self.numbers[workload.index], self.random.getrandbits(31)
         self.side.prepare(number, seed, rotate)
-        title, run = self.task.baseline(self.side.inputs)
+        self.standard, run = standard_of(self.task, workload, self.side.inputs, self.standard)
         self.side.function = lambda *_: run()
-        standard = standard_of(self.task, workload, title, run(), self.side.inputs)
-        self._ask("prepare", workload, number=number, seed=seed, rotate=rotate, outputs=standard.specs())
-        return standard
+        self._ask("prepare", workload, number=number, seed=seed, rotate=rotate, outputs=self.standard.specs())
+        return self.standard
 
     def _ask(self, op: str, workload, **fields) -> dict:
         reply, row = self.child.request(op, **fields), row_of(workload)

@@ -34,6 +34,8 @@ class GpuRunner(harness.Runner):
 
     def checked(self, *inputs, **keywords):
         returned = self.function(*inputs, **keywords)
+        if len(self.specs) == 1 and not isinstance(returned, (tuple, list)):
+            returned = (returned,)
         if not isinstance(returned, (tuple, list)):
             raise harness.WrongOutput(f"it returned {harness.describe(returned)}, must return a tuple of tensors")
         for value in returned:

@@ -107,6 +107,8 @@ class Runner:
 
     def call(self, request: dict, fds: list[int]) -> None:
         returned = self.function(*self.inputs, **self.keywords)
+        if len(self.names) == 1 and not isinstance(returned, (tuple, list)):
+            returned = (returned,)
         if not isinstance(returned, (tuple, list)) or len(returned) != len(self.outputs):
             raise WrongOutput(f"it returned {describe(returned)}, must return ({', '.join(self.names)})")
         for name, wanted, got in zip(self.names, self.outputs, returned):

@@ -7,9 +7,7 @@ gets ready, and after every evaluation, it starts the next candidate's confined 
 import ast
 import contextlib
 import fcntl
-import hashlib
 import json
-import math
 import os
 import re
 import statistics
@@ -22,7 +20,8 @@ from pathlib import Path
 
 from evoteam import processes, sandbox
 from evoteam.child import Child, Failure, Limits
-from evoteam.verdict import Verdict, head_and_tail
+from evoteam.verdict import head_and_tail
+from kernels.tasks import TaskError, load_task
 
 MAX_SOURCE_BYTES = 1 << 20
 MESSAGE_LIMIT = 4_000
@@ -102,8 +101,6 @@ class Judge:
     """One task, one level of confinement, any number of candidates one after another."""
 
     def __init__(self, task_name: str, *, unsafe: bool, limits: Limits):
-        from kernels.tasks import load_task
-
         processes.become_subreaper()
         self.limits = limits
         self.task = load_task(task_name)
@@ -291,7 +288,10 @@ def main() -> None:
     options = json.loads(sys.argv[1])
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints must not become a reply
-    judge = Judge(options["task"], unsafe=options["unsafe"], limits=Limits(**options["limits"]))
+    try:
+        judge = Judge(options["task"], unsafe=options["unsafe"], limits=Limits(**options["limits"]))
+    except (sandbox.SandboxError, TaskError) as error:
+        sys.exit(str(error))
     judge.prepare()
     judge.load_libraries()
     for line in sys.stdin:

@@ -55,7 +55,7 @@ class Confinement:
     def command(self, argv: list[str], scratch: Path, read: tuple[Path, ...] = (), cuda: bool = False) -> list[str]:
         """`argv` as it is started at this level.
 
-        scratch: an empty folder outside, used where the level has no tmpfs. read: files and folders that must be readable.
+        scratch: an empty folder outside, used where the level has no /tmp of its own. read: files and folders that must be readable.
         """
         if self.level == "bubblewrap":
             return [self.tool, *_bwrap_options(read, cuda), *argv]
@@ -68,7 +68,7 @@ class Confinement:
 
     def home(self, scratch: Path) -> str:
         """The candidate's writable folder as it sees it."""
-        return SCRATCH if self.level in ("bubblewrap", "unshare") else str(scratch)
+        return SCRATCH if self.level == "bubblewrap" else str(scratch)
 
 
 def package_roots() -> list[str]:
@@ -95,6 +95,7 @@ def _visible(cuda: bool) -> list[Path]:
 def _bwrap_options(read: tuple[Path, ...], cuda: bool) -> list[str]:
     options = ["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     options += ["--disable-userns", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    options += ["--size", str(SCRATCH_BYTES), "--tmpfs", "/tmp", "--dir", SCRATCH, "--chdir", SCRATCH]
     for path in _visible(cuda):
         if path.is_symlink() and path.parent == Path("/"):
             options += ["--symlink", os.readlink(path), str(path)]
@@ -106,7 +107,6 @@ def _bwrap_options(read: tuple[Path, ...], cuda: bool) -> list[str]:
     if cuda:
         for node in sorted(Path("/dev").glob("nvidia*")):
             options += ["--dev-bind", str(node), str(node)]
-    options += ["--size", str(SCRATCH_BYTES), "--tmpfs", "/tmp", "--dir", SCRATCH, "--chdir", SCRATCH]
     return [*options, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 

