@@ -29,7 +29,8 @@ class RecordedJudge:
     """The verdicts of a recorded run, in order. A source that was not evaluated then is an error."""
 
     def __init__(self, journal: Path):
-        self.verdicts = iter([event["verdict"] for event in read_events(journal) if event["kind"] == "verdict"])
+        verdicts = [event["verdict"] for event in read_events(journal) if event["kind"] == "verdict"]
+        self.given, self.verdicts = len(verdicts), iter(verdicts)
 
     def __enter__(self) -> "RecordedJudge":
         return self
@@ -40,5 +41,5 @@ class RecordedJudge:
     def evaluate(self, source: Path, attempt_dir: Path, *, best: float) -> Verdict:
         record = next(self.verdicts, None)
         if record is None:
-            raise RecordingEnds("the recording holds no further verdict")
+            raise RecordingEnds("evaluator", self.given)
         return Verdict.from_json(record)

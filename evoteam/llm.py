@@ -55,6 +55,9 @@ class ProviderError(RuntimeError):
 class RecordingEnds(RuntimeError):
     """A script or recording holds no further answer for this role."""
 
+    def __init__(self, role: str, given: int):
+        super().__init__(f"there are {given} answers of the role {role!r} and one more was asked for")
+
 
 class Model(Protocol):
     """`repeatable`: asking again under the same key costs nothing more, so a lost answer need not be charged."""
@@ -157,7 +160,7 @@ class ScriptedModel:
     def ask(self, request: Request) -> Reply:
         script = self.answers.get(request.role, [])
         if request.number >= len(script):
-            raise RecordingEnds(f"the script has {len(script)} answers for {request.role!r} and one more was asked for")
+            raise RecordingEnds(request.role, len(script))
         content, faults = tidy(script[request.number], request.key)
         stop = "tool_use" if any(block["type"] == "tool_use" for block in content) else "end_turn"
         return Reply(content, stop, estimated_usage(request, json.dumps(content)), self.name, faults)
@@ -185,7 +188,7 @@ class ReplayModel:
     def ask(self, request: Request) -> Reply:
         recorded = self.replies[request.role]
         if request.number >= len(recorded):
-            raise RecordingEnds(f"the recording has {len(recorded)} answers of {request.role!r} and one more was asked for")
+            raise RecordingEnds(request.role, len(recorded))
         event = recorded[request.number]
         return Reply(
             event["content"], event["stop_reason"], Usage.of(event["usage"]), event["model"], event.get("faults", {}), event["retries"]

@@ -18,6 +18,7 @@ from evoteam.state import State
 SCHEMA = 1
 MIN_FREE = 16 * 2**20  # bytes wanted on the disk before anything is paid for
 JOURNAL = "events.jsonl"
+PAID = ("reply", "verdict", "provider", "decision", "end")  # must outlive a power cut; what follows from them is made again
 
 
 class FolderError(RuntimeError):
@@ -44,14 +45,15 @@ def _event(line: bytes) -> dict | None:
     return event if isinstance(event, dict) and "kind" in event and "seq" in event else None
 
 
-def write_atomically(path: Path, data: str) -> None:
-    """Write a file so that it is there whole or not at all."""
+def write_atomically(path: Path, data: str, durable: bool = True) -> None:
+    """Write a file so that it is there whole or not at all. durable: even after a power cut."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(temporary, "w", encoding="utf-8") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
@@ -62,7 +64,7 @@ class SharedFolder:
     """A run folder. `open` to write it (one process at a time), `SharedFolder.read` to look at it."""
 
     def __init__(self, path: Path, state: State, torn: int):
-        self.path, self.state, self.torn = path, state, torn
+        self.path, self.state, self.torn, self.durable = path, state, torn, True
         self._file: int | None = None
         self._lock: FileLock | None = None
 
@@ -109,7 +111,7 @@ class SharedFolder:
             raise FolderError(f"{path} holds no run to resume; start one without --resume")
         folder._file, folder._lock = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), lock
         if journal.read_bytes()[-1:] not in (b"", b"\n"):
-            folder._write(b"\n")
+            folder._write(b"\n", True)
         if config is not None:
             folder.append("run", schema=SCHEMA, config=config)
         if not (path / "run.json").exists():
@@ -133,16 +135,17 @@ class SharedFolder:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         event = {"seq": self.state.seq + 1, "t": stamp, "kind": kind} | fields
         line = json.dumps(event, separators=(",", ":")).encode() + b"\n"
-        self._write(line)
+        self._write(line, self.durable and kind in PAID)
         self.state.apply(json.loads(line))
         return event
 
-    def _write(self, line: bytes) -> None:
+    def _write(self, line: bytes, durable: bool) -> None:
         size = os.fstat(self._file).st_size
         try:
             written = os.write(self._file, line)
             if written == len(line):
-                os.fsync(self._file)
+                if durable:
+                    os.fsync(self._file)
                 return
             reason = f"only {written} of {len(line)} bytes fitted"
         except OSError as error:
@@ -168,14 +171,14 @@ class SharedFolder:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         for name, text in files.items():
-            write_atomically(temporary / name, text)
+            write_atomically(temporary / name, text, self.durable)
         os.rename(temporary, target)
         return target
 
     def store_file(self, relative: str, text: str) -> Path:
         path = self.path / relative
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text)
+        write_atomically(path, text, self.durable)
         return path
 
     def publish_best(self) -> None:

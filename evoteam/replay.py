@@ -29,6 +29,7 @@ def replay(recorded: Path, target: Path, *, remeasure: bool = False, unsafe: boo
     config = SharedFolder.read(recorded).state.config
     judge = LocalJudge(config["task"], unsafe=unsafe) if remeasure else RecordedJudge(journal)
     with SharedFolder.open(target, config) as folder, judge:
+        folder.durable = False
         Search(folder, ReplayModel(journal), judge, load_task(config["task"]), say=lambda line: None).run()
         score = folder.state.best_score
     then, now = _decisions(journal), _decisions(target / JOURNAL)

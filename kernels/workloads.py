@@ -12,8 +12,10 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:  # reading a task's definition takes no NumPy; making inputs does
+    import numpy as np
 
 FACTS = json.loads(Path(__file__).with_name("workloads.json").read_text())
 NUM_PAGES: int = FACTS["num_pages"]
@@ -88,6 +90,8 @@ def load_workloads() -> tuple[Workload, ...]:
 def random_workloads(seed: int, count: int = 40, max_len: int = 32_768, max_tokens: int = 262_144) -> tuple[Workload, ...]:
     """Shapes outside the 47: batch 1..256 (log-uniform), lengths Zipf or uniform, at most `max_len` tokens a request and
     `max_tokens` in all, half of them on scattered pages, half on fragments. Indices start at 1000, family is -1."""
+    import numpy as np
+
     rng = np.random.default_rng(seed)
     found = []
     for i in range(count):
@@ -101,12 +105,14 @@ def random_workloads(seed: int, count: int = 40, max_len: int = 32_768, max_toke
     return tuple(found)
 
 
-def page_table(workload: Workload, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def page_table(workload: Workload, seed: int) -> "tuple[np.ndarray, np.ndarray]":
     """(kv_indptr int32 [batch + 1], kv_indices int32 [tokens]) of a workload, page size 1.
 
     The workloads of one family continue each other: with the same seed, a later one extends an earlier one's table. Page 0 is
     never used and page 1 holds the first token of every request.
     """
+    import numpy as np
+
     single = workload.batch == 1 or workload.family < 0
     rng = np.random.default_rng((seed, workload.family + 1, workload.index if single else 0))
     if workload.family < 0 and not workload.fragmented:
@@ -126,7 +132,9 @@ def page_table(workload: Workload, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return _indptr(workload.lens), np.concatenate([np.asarray(pages, dtype=np.int32) for pages in prompts])
 
 
-def _indptr(lens: tuple[int, ...]) -> np.ndarray:
+def _indptr(lens: tuple[int, ...]) -> "np.ndarray":
+    import numpy as np
+
     return np.concatenate([[0], np.cumsum(lens)]).astype(np.int32)
 
 
@@ -157,6 +165,8 @@ def _decode_pages(rng, workload: Workload) -> Iterator[int]:
 
 def _fragments(rng, kinds: tuple[tuple[int, int], ...], first: int) -> Iterator[int]:
     """Pages of fragment after fragment, four neighbors at a time in random order, so that page numbers also jump back."""
+    import numpy as np
+
     base, endless = first, itertools.cycle(kinds)
     while True:
         placed = []

@@ -64,10 +64,10 @@ def settings(arm="single", tokens=1_000_000, model="scripted", **rest):
     return configuration(task="toy", arm=arm, model=model, budget=Budget(tokens=tokens), **rest)
 
 
-def run(path, model, *, arm="single", judge=None, resume=False, **rest):
+def run(path, model, *, arm="single", judge=None, resume=False, say=lambda line: None, **rest):
     """Run or resume an arm on the toy task; the folder as it then stands, read again from disk."""
     with SharedFolder.open(path, None if resume else settings(arm, model=model.name, **rest)) as folder:
-        Search(folder, model, judge or ToyJudge(), TASK, say=lambda line: None).run()
+        Search(folder, model, judge or ToyJudge(), TASK, say=say).run()
     return SharedFolder.read(path)
 
 

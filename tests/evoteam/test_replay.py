@@ -1,0 +1,86 @@
+"""Replays: every decision again, quickly, and a difference is found."""
+
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from evoteam import replay
+from evoteam.llm import ScriptedModel
+from evoteam.memory import JOURNAL, SharedFolder
+from tests.evoteam.test_search import evolving_script, revise
+from tests.evoteam.toy import FINISH, TASK, end_state, events, run, use, write
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def toy_task(monkeypatch):
+    monkeypatch.setattr(replay, "load_task", lambda name: TASK)
+
+
+def test_an_evolving_run_is_replayed_event_by_event(tmp_path):
+    run(tmp_path / "r", evolving_script([revise()]), arm="evolving")
+    outcome = replay.replay(tmp_path / "r", tmp_path / "again")
+    assert outcome.equal and outcome.same == outcome.recorded > 40
+    assert end_state(tmp_path / "again") == end_state(tmp_path / "r")
+
+
+def test_two_hundred_turns_are_replayed_in_ten_seconds_with_little_overhead_a_turn(tmp_path):
+    turns = [[write(1 + i / 1000), use("note", text=f"note {i}"), FINISH] for i in range(200)]
+    ends = []
+    run(tmp_path / "r", ScriptedModel({"engineer": turns}), tokens=1e9, say=lambda line: ends.append(time.perf_counter()))
+    assert statistics.median(later - earlier for earlier, later in zip(ends, ends[1:])) < 0.05
+    started = time.perf_counter()
+    outcome = replay.replay(tmp_path / "r", tmp_path / "again")
+    assert time.perf_counter() - started < 10
+    assert outcome.equal and len(events(tmp_path / "again", "turn")) == 201
+
+
+def test_an_interrupted_and_charged_run_replays_to_the_same_spend(tmp_path):
+    model = ScriptedModel({"engineer": [[write(1.0), FINISH], [write(2.0), FINISH]]})
+    path = tmp_path / "r"
+    run(path, model)
+    lines = (path / JOURNAL).read_text().splitlines()
+    cut = next(i for i, line in enumerate(lines) if '"kind":"reply"' in line and "turn0002" in line)
+    (path / JOURNAL).write_text("\n".join(lines[:cut]) + "\n")
+    model.repeatable = False  # as a provider: the lost answer is charged
+    state = run(path, model, resume=True).state
+    replay_state = replay.replay(path, tmp_path / "again")
+    assert events(path, "resume")[0]["lost"] == "turn0002.01" and replay_state.equal
+    assert SharedFolder.read(tmp_path / "again").state.ledger.total.tokens == pytest.approx(state.ledger.total.tokens)
+
+
+def test_a_difference_is_shown_where_it_begins(tmp_path):
+    path = tmp_path / "r"
+    run(path, ScriptedModel({"engineer": [[write(1.0), FINISH], [write(2.0), FINISH]]}))
+    text = (path / JOURNAL).read_text()
+    (path / JOURNAL).write_text(text.replace('"id":"a0002"', '"id":"a0099"').replace('"attempt":"a0002"', '"attempt":"a0099"'))
+    outcome = replay.replay(path, tmp_path / "again")
+    assert not outcome.equal
+    assert "then event" in outcome.text and "id a0099" in outcome.text and "id a0002" in outcome.text
+
+
+def test_the_loop_imports_neither_torch_nor_numpy_and_stays_small(tmp_path):
+    code = (
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "import anthropic\n"
+        "from evoteam.anthropic_model import AnthropicModel\n"
+        "from evoteam import cli, mailbox, summary\n"
+        "from evoteam.evaluator import evaluator_sha256, task_sha256\n"
+        "from evoteam.llm import ScriptedModel\n"
+        "from kernels.tasks import load_task\n"
+        "from tests.evoteam.toy import FINISH, run, write\n"
+        "for name in ('mla-paged-decode', 'mla-paged-decode-cpu'):\n"
+        "    assert load_task(name).definition and task_sha256(name)\n"
+        "run(Path(sys.argv[1]), ScriptedModel({'engineer': [[write(1.0), FINISH]]}))\n"
+        "print([name for name in ('torch', 'numpy') if name in sys.modules], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "r"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    modules, megabytes = done.stdout.rsplit(maxsplit=1)
+    assert modules == "[]" and int(megabytes) < 300
