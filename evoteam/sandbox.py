@@ -118,6 +118,7 @@ def environment(home: str, cookies: dict[str, str], cuda: bool = False) -> dict[
         "PYTHONPATH": ":".join([*package_roots(), *([str(HERE.parent)] if cuda else [])]),
         "PYTHONUTF8": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONUNBUFFERED": "1",  # what it printed before it was killed is in the log
         "LANG": "C.UTF-8",
         "HOME": home,
         "TMPDIR": home,

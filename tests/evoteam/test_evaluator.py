@@ -1,0 +1,228 @@
+"""The evaluator as its callers see it: light, warm, restartable, and with a verdict for whatever it is given."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from evoteam import processes
+from evoteam.child import Failure, Limits
+from evoteam.evaluator import EvaluationError, Evaluator, evaluator_sha256, task_sha256
+from evoteam.judge import MAX_SOURCE_BYTES, declared_techniques, screen
+from evoteam.verdict import Verdict, VerdictError, head_and_tail
+
+ROOT = Path(__file__).parents[2]
+TASK = "mla-paged-decode-cpu"
+PLAIN = (ROOT / "tests" / "exploits" / "honest" / "plain_loop.py").read_text()
+WRONG = "def mla_paged_decode(q_nope, *_):\n    return q_nope, q_nope[..., 0].float()\n"
+RECORD = dict(task=TASK, source_sha256="a", task_sha256="b", evaluator_sha256="c", phase="time", score=1.5)
+
+
+def python(code: str, *arguments, timeout=60, **environment) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)} | environment, capture_output=True, timeout=timeout,
+    )
+
+
+@pytest.fixture(scope="module")
+def evaluator():
+    with Evaluator(TASK, limits=Limits(workload_s=0.2)) as evaluator:
+        yield evaluator
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(source: str | bytes, name="candidate.py") -> Path:
+        path = tmp_path / name
+        path.write_bytes(source if isinstance(source, bytes) else source.encode())
+        return path
+
+    return write
+
+
+def test_valid_candidate_has_a_whole_verdict(evaluator, write, tmp_path):
+    source = write(PLAIN + '\nTECHNIQUES = ["batched", "no-such-tag"]\n# einsum in a comment confirms nothing\n')
+    verdict = evaluator.evaluate(source, tmp_path / "attempt")
+    assert (verdict.failure, verdict.phase, verdict.task) == ("", "time", TASK), verdict.message
+    assert verdict.source_sha256 == hashlib.sha256(source.read_bytes()).hexdigest()
+    assert (verdict.task_sha256, verdict.evaluator_sha256) == (task_sha256(TASK), evaluator_sha256())
+    assert [row["index"] for row in verdict.rows] == [0, 1, 2, 3, 4] and verdict.full_score is None
+    product = 1.0
+    for row in verdict.rows:
+        assert row["ratio"] == pytest.approx(row["baseline_us"] / row["ours_us"], rel=0.01)
+        assert row["calls"] >= 9 and row["compared"] == 10 and row["error_ratio"] < 3e-3
+        product *= row["ratio"]
+    assert verdict.score == pytest.approx(product ** 0.2) and 0.5 < verdict.score < 1.5
+    assert verdict.worst["ratio"] == min(row["ratio"] for row in verdict.rows)
+    assert verdict.techniques == {"declared": ["batched", "no-such-tag"], "confirmed": []}
+    assert verdict.confinement["level"] in ("bubblewrap", "unshare", "landlock") and verdict.confinement["open"]
+    assert set(verdict.seconds) == {"screen", "import", "compile", "check", "time"}
+    assert verdict.device and verdict.versions["torch"] and verdict.gpu_seconds == 0
+    assert (tmp_path / "attempt" / verdict.log).is_file()
+    assert Verdict.from_json(json.dumps(verdict.to_json())) == verdict
+
+
+def test_new_best_is_run_on_all_workloads(evaluator, write, tmp_path):
+    verdict = evaluator.evaluate(write(PLAIN), tmp_path, best=0.1)
+    assert verdict.phase == "full" and len(verdict.rows) == 12 and 0.5 < verdict.full_score < 1.5
+
+
+def test_failure_tells_where_and_why(evaluator, write, tmp_path):
+    verdict = evaluator.evaluate(write(WRONG), tmp_path)
+    assert (verdict.failure, verdict.phase, verdict.score, verdict.rows) == ("wrong-answer", "compile", 0, [])
+    assert verdict.worst["workload"] == "one-row" and verdict.worst["max_abs"] > 0.01 and "must be" in verdict.message
+    verdict = evaluator.evaluate(write("import math\ndef mla_paged_decode(*inputs):\n    return math.nonsense\n"), tmp_path)
+    assert (verdict.failure, verdict.phase) == ("compile", "compile")
+    assert "candidate.py\", line 3" in verdict.message and "nonsense" in verdict.message and "harness" not in verdict.message
+    verdict = evaluator.evaluate(write("import no_such_module\ndef mla_paged_decode(): pass\n"), tmp_path)
+    assert (verdict.failure, verdict.phase) == ("import", "import") and "no_such_module" in verdict.message
+
+
+def test_crash_brings_the_end_of_the_output(evaluator, write, tmp_path):
+    verdict = evaluator.evaluate(write("import os\ndef mla_paged_decode(*_):\n    print('last words', flush=True)\n    os.abort()\n"), tmp_path)
+    assert verdict.failure == "crash" and "SIGABRT" in verdict.message and "last words" in verdict.message
+
+
+@pytest.mark.parametrize(
+    "source, words",
+    [
+        ("def f(): pass", "does not define mla_paged_decode; it defines f"),
+        ("", "it defines nothing"),
+        ("def mla_paged_decode(:", "does not parse: SyntaxError"),
+        ("x = '\0'\ndef mla_paged_decode(): pass", "does not parse"),
+        (b"\xff\xfe\ndef mla_paged_decode(): pass", "does not parse"),
+        ("def mla_paged_decode(): return " + "(" * 500 + ")" * 500, "does not parse"),
+        ("def mla_paged_decode(): return " + "-" * 50_000 + "1", "does not parse"),
+        ("def mla_paged_decode(): pass\n" + "#" * MAX_SOURCE_BYTES, "bytes, at most"),
+        ("def mla_paged_decode():\n    from kernels import reference", "line 2 imports kernels: a candidate is one self-contained file"),
+        ("import flashinfer.mla\nmla_paged_decode = 1", "line 1 imports flashinfer.mla: the baseline cannot be the candidate"),
+    ],
+)
+def test_screen_refuses(source, words):
+    with pytest.raises(Failure) as caught:
+        screen(source if isinstance(source, bytes) else source.encode(), "mla_paged_decode")
+    assert caught.value.kind == "screen" and words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "source", ["from m import f as g", "try:\n    def g(): pass\nexcept ImportError:\n    g = None", "if 1:\n    g = lambda: 0", "class g: pass", "h = g = 1"]
+)
+def test_screen_finds_the_entry_point_however_it_is_defined(source):
+    screen(source.encode(), "g")
+
+
+@pytest.mark.parametrize("value, tags", [("['a', 'b']", ["a", "b"]), ("('a',)", ["a"]), ("['a'] + x", []), ("3", []), ("[1]", ["1"])])
+def test_declared_techniques(value, tags):
+    assert declared_techniques(screen(f"TECHNIQUES = {value}\ndef f(): pass".encode(), "f")) == tags
+
+
+def test_screen_failure_uses_no_process(evaluator, write, tmp_path):
+    start = time.monotonic()
+    verdict = evaluator.evaluate(write("import kernels\n"), tmp_path)
+    assert verdict.failure == "screen" and time.monotonic() - start < 8
+    assert (tmp_path / "log.txt").read_text() == ""
+
+
+def test_unreadable_source_is_an_error(evaluator, tmp_path):
+    with pytest.raises(EvaluationError, match="cannot read the candidate"):
+        evaluator.evaluate(tmp_path / "missing.py", tmp_path)
+
+
+def test_unknown_task_is_named():
+    with pytest.raises(ValueError, match="there is no task 'nonsense'"):
+        Evaluator("nonsense")
+
+
+def test_evaluator_process_that_dies_is_reported_and_replaced(write, tmp_path):
+    with Evaluator(TASK, limits=Limits(workload_s=0.1)) as evaluator:
+        os.kill(evaluator.process.pid, signal.SIGKILL)
+        with pytest.raises(EvaluationError, match="gave no verdict"):
+            evaluator.evaluate(write(WRONG), tmp_path)
+        assert evaluator.evaluate(write(WRONG), tmp_path).failure == "wrong-answer"
+
+
+LIGHT = """
+import sys
+from pathlib import Path
+from evoteam.evaluator import evaluate
+verdict = evaluate(Path(sys.argv[1]), "mla-paged-decode-cpu", Path(sys.argv[2]))
+heavy = [name for name in ("torch", "triton", "pydantic", "anthropic", "flashinfer") if name in sys.modules]
+print(verdict.failure, heavy, int(open("/proc/self/statm").read().split()[1]) * 4 // 1024)
+"""
+
+
+def test_caller_stays_light_and_locale_does_not_matter(write, tmp_path):
+    source = WRONG + '\nMOOD = "🚀 naïve"\nprint(MOOD)\nimport os\nos.write(1, b"\\xff\\xfe")\n'
+    found = python(LIGHT, write(source), tmp_path, LC_ALL="C", LANG="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    failure, heavy, mebibytes = found.stdout.decode().split()
+    assert (failure, heavy) == ("wrong-answer", "[]"), found.stderr.decode()
+    assert int(mebibytes) < 100
+    assert "🚀 naïve" in (tmp_path / "log.txt").read_text(encoding="utf-8")
+
+
+def test_nothing_lives_on_when_the_caller_is_killed(write, tmp_path):
+    source = write("import time\ndef mla_paged_decode(*_):\n    time.sleep(3600)\n")
+    process = subprocess.Popen([sys.executable, "-c", LIGHT, source, tmp_path], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    deadline = time.monotonic() + 30
+    while len(processes.descendants(process.pid)) < 4 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(3)  # it is in the call by now
+    family = processes.descendants(process.pid)
+    assert len(family) >= 4
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 5
+    while any(os.path.exists(f"/proc/{pid}") for pid in family) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in family if os.path.exists(f"/proc/{pid}")]
+
+
+def test_a_candidate_costs_little_beside_its_own_run_time(evaluator, write, tmp_path):
+    """With a warm evaluator; the calls of the baseline and the comparisons are part of the cost, the candidate's calls are not."""
+    evaluator.evaluate(write(WRONG), tmp_path)
+    time.sleep(3)  # as long as an author thinks at least; the next process gets ready meanwhile
+    start = time.monotonic()
+    assert evaluator.evaluate(write(PLAIN), tmp_path).failure == ""
+    assert time.monotonic() - start < 6
+
+
+def test_verdict_keeps_fields_it_does_not_know():
+    record = Verdict(**RECORD).to_json() | {"invented_later": [1, 2]}
+    verdict = Verdict.from_json(record)
+    assert verdict.extra == {"invented_later": [1, 2]} and verdict.to_json() == record
+
+
+@pytest.mark.parametrize(
+    "record, words",
+    [
+        ("{", "not JSON"),
+        ("[]", "is a list, must be a JSON object"),
+        ({"task": TASK}, "lacks source_sha256, task_sha256, evaluator_sha256, phase"),
+        (RECORD | {"phase": "lunch"}, "phase is 'lunch', must be one of"),
+        (RECORD | {"failure": "crash"}, "a failed candidate scores 0"),
+        (RECORD | {"score": float("nan")}, "must be finite"),
+        (RECORD | {"score": "1"}, "field of the wrong type"),
+    ],
+)
+def test_bad_verdict_is_refused(record, words):
+    with pytest.raises(VerdictError, match=words):
+        Verdict.from_json(record)
+
+
+def test_long_output_is_cut_to_head_and_tail():
+    assert head_and_tail(b"short") == "short"
+    text = head_and_tail(b"a" * 5000 + b"\xff" + b"b" * 5000, 1000)
+    assert text.startswith("a" * 500) and text.endswith("b" * 500) and "9,001 bytes left out" in text
+    assert head_and_tail("🚀".encode() * 100, 10).count("left out") == 1
+
+
+def test_hashes_tell_tasks_and_evaluators_apart():
+    assert task_sha256(TASK) != task_sha256("mla-paged-decode") and len(evaluator_sha256()) == 64
