@@ -228,3 +228,19 @@ def evaluate(paths: tuple[Path, ...], task: str, full: bool, unsafe: bool) -> No
             failed |= bool(verdict.failure)
             click.echo(verdict_digest(str(path), verdict.to_json()))
     sys.exit(1 if failed else 0)
+
+
+@main.command("new-task")
+@click.argument("name")
+def new_task(name: str) -> None:
+    """Write a working task to start from: definition, reference, workloads, baseline and tests."""
+    from evoteam.new_task import NewTaskError, create
+
+    root = Path(__file__).resolve().parents[1]
+    try:
+        written = create(name, root)
+    except NewTaskError as error:
+        raise click.UsageError(str(error)) from None
+    for path in written:
+        click.echo(f"wrote {path.relative_to(root)}")
+    click.echo(f"try it: python -m pytest {written[1].relative_to(root)}")
