@@ -46,16 +46,14 @@ def run(folder: Path, resume: bool, unsafe: bool, base_url: str | None, no_strea
     from evoteam.memory import SharedFolder
     from evoteam.search import Search
 
-    config = None if resume else _configuration(**chosen)
-    with _clear_errors(), SharedFolder.open(folder, config) as shared:
-        config = shared.state.config
-        task = _task(config["task"])
-        if shared.state.end:
-            click.echo(f"the run has ended before: {shared.state.end['text']}")
-        model = _model(config["model"], folder, base_url, not no_stream)
-        with _judge(config, unsafe) as judge:
+    with _clear_errors():
+        config = SharedFolder.read(folder).state.config if resume else _configuration(**chosen)
+        task, model = _task(config["task"]), _model(config["model"], folder, base_url, not no_stream)
+        with SharedFolder.open(folder, None if resume else config) as shared, _judge(config, unsafe) as judge:
+            if shared.state.end:
+                click.echo(f"the run has ended before: {shared.state.end['text']}")
             Search(shared, model, judge, task, say=click.echo).run()
-        click.echo(_ending(shared.state))
+            click.echo(_ending(shared.state))
 
 
 def _configuration(task: str | None, arm: str, model: str | None, budget_tokens: float | None, budget_dollars: float | None, **rest: Any) -> dict:

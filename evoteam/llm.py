@@ -155,7 +155,10 @@ class ScriptedModel:
 
     @classmethod
     def load(cls, path: Path) -> "ScriptedModel":
-        return cls(json.loads(path.read_text("utf-8")))
+        try:
+            return cls(json.loads(path.read_text("utf-8")))
+        except (OSError, ValueError) as error:
+            raise ProviderError(f"cannot read the script {path}: {error}") from None
 
     def ask(self, request: Request) -> Reply:
         script = self.answers.get(request.role, [])

@@ -31,11 +31,11 @@ class MailboxModel:
 
     def __init__(self, folder: Path, say: Callable[[str], None] = print, poll_s: float = POLL_S):
         self.folder, self.say, self.poll_s = folder, say, poll_s
-        folder.mkdir(parents=True, exist_ok=True)
 
     def ask(self, request: Request) -> Reply:
         stem = f"{request.key}-{request.role}"
         question, answer = self.folder / f"{stem}.request.md", self.folder / f"{stem}.answer.md"
+        self.folder.mkdir(exist_ok=True)
         if not question.exists():
             write_atomically(question, render(request, answer.name))
         if not _complete(answer):

@@ -247,7 +247,8 @@ class State:
             self._new_best(attempt)
 
     def _new_best(self, attempt: Attempt) -> None:
-        gain = attempt.score > self.best_score * (1 + self.config["thresholds"]["min_gain"])
+        before = next((point["score"] for point in reversed(self.curve) if point["gain"]), 0.0)
+        gain = attempt.score > before * (1 + self.config["thresholds"]["min_gain"])
         attempt.improved, self.best = gain, attempt
         total = self.ledger.total
         self.curve.append({

