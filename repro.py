@@ -43,11 +43,15 @@ with --strict, 3 if a claim could not be judged here; else 0."""
 )
 @click.option("--json", "json_only", is_flag=True, help="Print report.json instead of tables.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Seed of the inputs.  [default: from the system]")
+@click.option("--live", is_flag=True, help="Run the arms of same-budget or fixed-team afresh.")
+@click.option("--model", help="With --live: a model's name, or mailbox.")
+@click.option("--budget-tokens", type=click.FloatRange(min=0, min_open=True), help="With --live: input-equivalent tokens of each arm.")
+@click.option("--task", help="With --live: what to optimize, such as mla-paged-decode-cpu.")
 @click.option("--strict", is_flag=True, help="Exit 3 if a claim could not be judged here.")
 @click.option("--quiet", is_flag=True, help="Print one line a claim, nothing else.")
 @click.option("--list", "list_only", is_flag=True, help="List the claims and exit.")
 @click.pass_context
-def main(context, mode, kernel, workloads, trace, out, json_only, seed, strict, quiet, list_only):
+def main(context, mode, kernel, workloads, trace, out, json_only, seed, strict, quiet, list_only, **live_options):
     """Measure the kernel claims of "Evolving Agent Teams" on this machine and say which hold.
 
     Without a GPU the shipped measurements are shown, the kernel is checked in Triton's interpreter and
@@ -59,28 +63,35 @@ def main(context, mode, kernel, workloads, trace, out, json_only, seed, strict, 
     if list_only:
         terminal.out.print(claim_list(chosen))
         return
-    from evoteam import parts, report  # torch may be imported from here on
+    live = _live(mode, out, **live_options)
+    from evoteam import mla, parts, report
     from evoteam.session import Session
     from kernels import flashinfer_trace, selection
 
     seed = secrets.randbits(32) if seed is None else seed
     session = Session(
         claims=chosen,
-        kernel=_usage("--kernel", selection.load_kernel, selection.KernelError, kernel),
         workloads=_usage("--workloads", selection.select_workloads, selection.SelectionError, workloads),
         tables=trace and _usage("--trace", flashinfer_trace.load_page_tables, flashinfer_trace.TraceError, trace),
         seed=seed,
         terminal=terminal,
         report=record.begin(record.command_line(), tuple(dict.fromkeys(claim.mode for claim in chosen)), seed),
+        kernel=None,
     )
+    if set(session.modes) & set(mla.SCOPE_OF):
+        session.kernel = _usage("--kernel", selection.load_kernel, selection.KernelError, kernel)
+        session.report["kernel"] = session.kernel.to_json()
     _usage("--out", record.prepare, record.RecordError, out)
     terminal.note(f"report: {out}/report.json, {out}/report.html")
-    parts.run(session)
+    try:
+        parts.run(session, live)
+    except KeyboardInterrupt:
+        terminal.note("interrupted: no report was written")
+        context.exit(130)
 
     judgements = [claims.judge(claim, session.evidence.get(claim.id, claims.Evidence(claims.NOT_RUN))) for claim in chosen]
     last_line = claims.summary_line(judgements)
     full = finite(session.report | {
-        "kernel": session.kernel.to_json(),
         "paper": expected.paper,
         "sources": expected.sources,
         "caveats": expected.caveats,
@@ -88,12 +99,49 @@ def main(context, mode, kernel, workloads, trace, out, json_only, seed, strict, 
         "summary": last_line,
     })
     text = json.dumps(full, indent=1, ensure_ascii=False)
-    _usage("--out", record.write, record.RecordError, out / "report.json", text)
-    _usage("--out", record.write, record.RecordError, out / "report.html", report.render(full))
+    unwritten = _write(out, text, report.render(full, _views(full)))
     if json_only:
         click.echo(text)
     terminal.verdicts(judgements, last_line)
+    if unwritten:
+        raise click.UsageError(unwritten)
     context.exit(claims.exit_status(judgements, strict))
+
+
+def _write(out, text, page):
+    """Write both files; why that failed, once the verdicts are printed, or an empty string."""
+    try:
+        record.write(out / "report.json", text)
+        record.write(out / "report.html", page)
+    except record.RecordError as error:
+        return str(error)
+    return ""
+
+
+def _live(mode, out, live, model, budget_tokens, task):
+    """The checked options of a live run, None without `--live`."""
+    from evoteam.arms import ARMS, Live
+
+    given = [name for name, value in (("--model", model), ("--budget-tokens", budget_tokens), ("--task", task)) if value]
+    if not live:
+        if given:
+            raise click.UsageError(f"{' and '.join(given)} can be given only with --live")
+        return None
+    if mode not in ARMS:
+        raise click.UsageError(f"--live needs --mode {' or '.join(ARMS)}, and it is {mode}")
+    if not model or not budget_tokens or not task:
+        raise click.UsageError("--live needs --model NAME (or mailbox), --budget-tokens N and --task NAME")
+    return Live(model, budget_tokens, task, out / "runs")
+
+
+def _views(full):
+    """The page's sections on searches, by task, where there are any."""
+    if not full["runs"]:
+        return []
+    from evoteam.run_report import views
+
+    tasks = dict.fromkeys(run["task"] for run in full["runs"])
+    return [view for task in tasks for view in views([run for run in full["runs"] if run["task"] == task])]
 
 
 def _usage(name, call, error_type, *arguments):

@@ -173,6 +173,17 @@ def comparison_table(comparison: dict) -> Table:
     return table
 
 
+def arms_table(runs: list[dict], how: str) -> Table:
+    """Runs of the arms: what each reached, and what it spent in the budget's unit."""
+    names = ("arm", "task", "best", "attempts", "teams", "tokens")
+    table = _table(f"runs of the arms, {how}", *((name, "left" if name in ("arm", "task") else "right") for name in names))
+    for run in runs:
+        best = run["best"]["score"] if run["best"] else None
+        counts = (str(len(run["attempts"])), str(len(run["teams"])), f"{run['spend']['tokens']:,.0f}")
+        table.add_row(run["arm"], run["task"], number(best, ".2f", "x"), *counts)
+    return table
+
+
 def selfcheck_tables(found: dict) -> list[Table]:
     """What was learned without a GPU: the interpreter's answers and the compilers' figures."""
     checks = _table("in Triton's interpreter, against fp64", ("input", "left"), ("result", "left"), ("error", "right"), ("seconds", "right"))

@@ -30,6 +30,10 @@ class KernelFailed(Exception):
 def judge(session: Session, device: "torch.device | None") -> None:
     """Evidence for every MLA claim of the session. `device` is the GPU to measure on, None where there is none."""
     if device:
+        if session.kernel.spec == "mla_paged_decode":
+            from kernels.mla_paged_decode import implementation
+
+            session.report["kernel"]["implementation"] = implementation(device)
         _measure(session, device)
     else:
         _show_recorded(session)

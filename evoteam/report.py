@@ -34,6 +34,9 @@ MEASUREMENTS = {
     "cupti": ("The kernel alone, a second timer", "A second opinion; the two timers are never compared with each other.", False),
     "random": ("Shapes outside the 47", "Drawn at random, so that a kernel tuned to the 47 cannot hide it.", False),
     "call": ("Plan and run on every call", "No claim is about this; it is shown so that nobody mistakes it for the step.", False),
+    "arm-evolving": ("Best kernel of the recorded evolving team, measured now", "FlashInfer's plan() is not counted.", False),
+    "arm-single": ("Best kernel of the recorded single agent, measured now", "FlashInfer's plan() is not counted.", False),
+    "arm-fixed-four": ("Best kernel of the recorded four fixed roles, measured now", "FlashInfer's plan() is not counted.", False),
     "host": ("Host time of one eager call", "What the host spends before the call returns, without waiting for the GPU.", False),
 }
 MEANINGS = {
@@ -59,7 +62,7 @@ def render(report: dict, runs: Sequence = ()) -> str:
         *((item["id"], item["title"]) for item in sections),
         *([("comparison", "Against the record")] if report["comparison"] else []),
         *([("selfcheck", "Without a GPU")] if report["selfcheck"] else []),
-        *((view["id"], view["title"]) for view in runs),
+        *((view.id, view.title) for view in runs),
         ("record", "The record"),
     ]
     return _template("report.html").render(
@@ -150,8 +153,8 @@ def _facts(report: dict) -> list[tuple[str, str]]:
     kernel = report["kernel"]
     return [
         ("GPU", report["device"]["name"] if report["device"] else "none"),
-        ("Kernel", f"{kernel['name']} ({kernel['implementation']})" if kernel.get("implementation") else kernel["name"]),
-        ("Kernel source", kernel["sha256"][:12]),
+        ("Kernel", kernel and " ".join((kernel["name"], kernel.get("implementation", "")))),
+        ("Kernel source", kernel and kernel["sha256"][:12]),
         ("Date", report["created"].replace("T", " ").replace("+00:00", " UTC")),
         ("Commit", git and git["commit"][:12] + (", files changed" if git["changed_files"] else "")),
         ("FlashInfer", report["versions"].get("flashinfer-python", "not installed")),

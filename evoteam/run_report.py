@@ -67,6 +67,10 @@ def label(summary: dict) -> str:
     return summary["arm"]
 
 
+def _id(summary: dict) -> str:
+    return f"{summary['task']}-{summary['arm']}"
+
+
 def comparison(summaries: Sequence[dict]) -> View:
     """The arms on one axis, and how they stand at the budget that all of them spent, by both weights of cache reads."""
     rows, tiles = [], []
@@ -94,7 +98,9 @@ def comparison(summaries: Sequence[dict]) -> View:
         "tokens",
     )
     note = f"At the budget that every arm spent: {common:,.0f} input-equivalent tokens, or {common_full:,.0f} with cache reads at full weight."
-    return View("arms", "The arms side by side", note, tiles, [curves, Figure("arms-spend", "Tokens by kind", f"{summaries[0]['unit']}.", spend_bars, columns, rows)])
+    name = f"{summaries[0]['task']}-arms"
+    spent = Figure(f"{name}-spend", "Tokens by kind", f"{summaries[0]['unit']}.", spend_bars, columns, rows)
+    return View(name, f"The arms side by side: {summaries[0]['task']}", note, tiles, [curves, spent])
 
 
 def view(summary: dict) -> View:
@@ -120,9 +126,9 @@ def view(summary: dict) -> View:
     columns = ("attempt", "role", "team", "score", "failure", "tokens", "idea")
     rows = [(a["id"], a["role"], a["team"], a["score"], a["failure"], round(a["tokens"]), a["idea"]) for a in judged]
     return View(
-        f"run-{name}",
-        f"Arm {name}",
-        f"Task {summary['task']}, model {summary['model']}, budget {_budget_text(summary['budget'])}. {ended}",
+        _id(summary),
+        f"Arm {name} on {summary['task']}",
+        f"Model {summary['model']}, budget {_budget_text(summary['budget'])}. {ended}",
         tiles,
         figures,
         [_lineage(team) for team in teams],
@@ -164,7 +170,7 @@ def _curves(summaries: Sequence[dict]) -> Figure:
         for p in s["curve"]
     ]
     note = "Each mark is a new best; each flag above is a new team, with its diagnosis as a tooltip."
-    name = "arms" if len(summaries) > 1 else f"run-{label(summaries[0])}"
+    name = f"{summaries[0]['task']}-arms" if len(summaries) > 1 else _id(summaries[0])
     return Figure(f"{name}-best", "Best score against tokens", note, chart, ("arm", "attempt", "role", "team", "tokens", "tokens at full cache weight", "score"), rows)
 
 
@@ -173,7 +179,7 @@ def _roles(summary: dict) -> Figure:
     bars = Bars("Tokens spent by role", [(r["role"], [("tokens", r["tokens"])]) for r in roles], ("tokens",), "tokens")
     rows = [(r["role"], number(r["tokens"], ",.0f"), str(r["calls"]), str(r["evaluations"]), number(r["gpu_seconds"], ",.0f")) for r in roles]
     columns = ("role", "tokens", "model calls", "evaluations", "GPU seconds")
-    return Figure(f"run-{label(summary)}-roles", "What each role spent", "Input-equivalent tokens; the supervisor is charged as well.", bars, columns, rows)
+    return Figure(f"{_id(summary)}-roles", "What each role spent", "Input-equivalent tokens; the supervisor is charged as well.", bars, columns, rows)
 
 
 def _yields(summary: dict) -> Figure:
@@ -184,7 +190,7 @@ def _yields(summary: dict) -> Figure:
         bars.append((r["role"], [(kind, max(value, 0)) for kind, value in zip(kinds, parts)]))
         rows.append((r["role"], *map(str, parts), str(r["notes"])))
     chart = Bars("Attempts of each role by outcome", bars, kinds, "attempts")
-    return Figure(f"run-{label(summary)}-yield", "What each role brought", "Attempts by outcome.", chart, ("role", *kinds, "notes"), rows)
+    return Figure(f"{_id(summary)}-yield", "What each role brought", "Attempts by outcome.", chart, ("role", *kinds, "notes"), rows)
 
 
 def _failures(summary: dict) -> Figure:
@@ -207,7 +213,7 @@ def _failures(summary: dict) -> Figure:
     )
     rows = [(kind, str(total), number(lines[kind][0][0], ",.0f"), number(lines[kind][-1][0], ",.0f")) for kind, total in counts.most_common()]
     return Figure(
-        f"run-{label(summary)}-failures", "Failures over time", "Failed attempts so far, by kind.", chart,
+        f"{_id(summary)}-failures", "Failures over time", "Failed attempts so far, by kind.", chart,
         ("kind", "failures", "first at tokens", "last at tokens"), rows,
     )  # fmt: skip
 
@@ -220,7 +226,7 @@ def _budget(summary: dict) -> Figure:
     rows += [("all", number(spend["raw_tokens"], ",.0f"), number(spend["tokens"], ",.0f"))]
     rows += [("all, cache reads at full weight", "", number(spend["full_cache_tokens"], ",.0f"))]
     note = f"{summary['unit']}. With cache reads at full weight: {spend['full_cache_tokens']:,.0f}."
-    return Figure(f"run-{label(summary)}-budget", "Budget by kind of token", note, bars, ("kind", "raw tokens", "input-equivalent"), rows)
+    return Figure(f"{_id(summary)}-budget", "Budget by kind of token", note, bars, ("kind", "raw tokens", "input-equivalent"), rows)
 
 
 def _weighted(summary: dict) -> list[tuple[str, float]]:

@@ -3,10 +3,14 @@
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+import repro as main_module
+from evoteam import parts, record
 from evoteam.claims import MODES
 
 ROOT = Path(__file__).parents[1]
@@ -65,11 +69,66 @@ def test_a_kernel_file_that_cannot_be_judged(repro, tmp_path, source, function, 
     assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["mine.py"]
 
 
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (None, "is not a folder; pass the root of a FlashInfer-Trace checkout"),
+        ({}, "holds no workloads/**/"),
+        ({"workloads/mla/NAME.jsonl": "{"}, "is not a workload record"),
+        ({"workloads/mla/NAME.jsonl": "[1]\n"}, "is not a workload record"),
+        ({"workloads/mla/NAME.jsonl": ""}, "has no workload 00cb2bc2"),
+        ({"workloads/mla/NAME.jsonl": "version https://git-lfs.github.com/spec/v1\n"}, "is a Git LFS pointer"),
+    ],
+)
+def test_a_broken_trace_folder(repro, tmp_path, content, message):
+    for path, text in (content or {}).items():
+        file = tmp_path / "trace" / path.replace("NAME", "mla_paged_decode_h16_ckv512_kpe64_ps1")
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    if content == {}:
+        (tmp_path / "trace").mkdir()
+    result = repro("--mode", "run-only", "--trace", tmp_path / "trace")
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+    assert message in re.sub(r"\s+", " ", result.stderr)
+
+
+def test_a_broken_claims_file_is_one_clear_error(tmp_path, monkeypatch):
+    (tmp_path / "expected_results.json").write_text("{")
+    monkeypatch.setattr(main_module, "EXPECTED", tmp_path / "expected_results.json")
+    result = CliRunner().invoke(main_module.main, ["--list"])
+    assert result.exit_code == 2 and "is not JSON" in result.output and "git checkout expected_results.json" in result.output
+
+
 def test_out_that_cannot_be_written_is_found_before_anything_runs(repro, tmp_path):
     (tmp_path / "file").write_text("")
     result = repro("--mode", "fixed-team", "--out", tmp_path / "file" / "below")
     assert result.returncode == 2 and "give another folder with --out" in " ".join(result.stderr.split())
     assert (tmp_path / "file").read_text() == ""
+
+
+def test_a_report_that_cannot_be_written_at_the_end_still_shows_the_verdicts(tmp_path, monkeypatch):
+    def full_disk(path, text):
+        raise record.RecordError(f"cannot write {path}: No space left on device")
+
+    monkeypatch.setattr(record, "write", full_disk)
+    result = CliRunner().invoke(main_module.main, ["--mode", "fixed-team", "--out", str(tmp_path)])
+    assert result.exit_code == 2 and "No space left on device" in result.output
+    assert "claims: 3 not-run" in result.output.splitlines()
+
+
+def test_an_interrupted_run_is_no_verdict(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parts, "run", interrupted)
+    result = CliRunner().invoke(main_module.main, ["--mode", "fixed-team", "--out", str(tmp_path)])
+    assert result.exit_code == 130 and list(tmp_path.iterdir()) == []
+
+
+def test_a_closed_pipe_still_leaves_the_report(tmp_path):
+    command = f"{sys.executable} {ROOT / 'repro.py'} --mode fixed-team --out {tmp_path} | head -c 1"
+    subprocess.run(["bash", "-c", command], capture_output=True, timeout=60)
+    assert (tmp_path / "report.json").is_file() and (tmp_path / "report.html").is_file()
 
 
 def test_nothing_is_written_outside_the_named_folder(repro, tmp_path):

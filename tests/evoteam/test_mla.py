@@ -10,7 +10,7 @@ from evoteam import claims, mla, record
 from evoteam.console import Terminal
 from evoteam.formats import finite
 from evoteam.session import Session
-from kernels import measure, selection, serving
+from kernels import measure, mla_paged_decode, selection, serving
 from kernels.timing import MeasurementError
 from kernels.workloads import load_workloads
 
@@ -21,7 +21,7 @@ EXPECTED = claims.load(ROOT / "expected_results.json")
 def session(*modes, workloads=None, call=lambda *arguments: None):
     chosen = tuple(claim for claim in EXPECTED.claims if claim.mode in modes)
     kernel = selection.Kernel("mla_paged_decode", call, "f" * 64)
-    report = record.begin(["repro.py"], modes, 1) | {"device": {"name": "made-up GPU"}}
+    report = record.begin(["repro.py"], modes, 1) | {"device": {"name": "made-up GPU"}, "kernel": kernel.to_json()}
     return Session(chosen, kernel, workloads or load_workloads(), 1, Terminal(quiet=True), report)
 
 
@@ -48,6 +48,7 @@ def gpu(monkeypatch, scope_record):
     ):
         monkeypatch.setattr(module, name, answer(scope))
     monkeypatch.setattr(record, "shipped", lambda kernel: None)
+    monkeypatch.setattr(mla_paged_decode, "implementation", lambda device: "made-up")
     return monkeypatch
 
 

@@ -25,7 +25,7 @@ def figures(html):
 def test_a_run_shows_score_roles_failures_budget_and_teams(tmp_path, run_folder):
     html = page_of(tmp_path, run_folder("run", attempts=120))
     names = ("best", "roles", "yield", "failures", "budget")
-    assert figures(html) == [f"run-evolving-{name}" for name in names]
+    assert figures(html) == [f"mla-paged-decode-cpu-evolving-{name}" for name in names]
     assert re.findall(r"<strong>(t\d{4})</strong>", html) == ["t0001", "t0002", "t0003"]
     assert html.count('<g class="event">') == 2 * 2  # two new teams, drawn in two widths
 
@@ -39,12 +39,12 @@ def test_the_record_beside_the_page_is_the_summary(tmp_path, run_folder):
 
 def test_a_run_without_improvement_says_that_nothing_was_valid(tmp_path, run_folder):
     html = page_of(tmp_path, run_folder("run", attempts=3, improves=False))
-    assert "nothing valid" in html and "run-evolving-best" in figures(html)
+    assert "nothing valid" in html and "mla-paged-decode-cpu-evolving-best" in figures(html)
     assert "nan" not in html and "inf," not in html
 
 
 def test_one_attempt_that_works_has_no_failure_chart(tmp_path, run_folder):
-    assert "run-evolving-failures" not in figures(page_of(tmp_path, run_folder("run", attempts=1)))
+    assert "mla-paged-decode-cpu-evolving-failures" not in figures(page_of(tmp_path, run_folder("run", attempts=1)))
 
 
 def test_no_attempt_at_all_is_a_page(tmp_path, run_folder):
@@ -63,7 +63,7 @@ def test_arms_are_compared_at_the_budget_that_all_spent(tmp_path, run_folder):
     reached = max(p["score"] for p in summaries[0]["curve"] if p["tokens"] <= common)
     assert run_report.best_within(summaries[0], common, "tokens") == reached < summaries[0]["best"]["score"]
     html = page_of(tmp_path, long, short)
-    assert figures(html)[:2] == ["arms-best", "arms-spend"] and f"{reached:.3f}x" in html
+    assert figures(html)[:2] == ["mla-paged-decode-cpu-arms-best", "mla-paged-decode-cpu-arms-spend"] and f"{reached:.3f}x" in html
 
 
 def test_full_cache_weight_moves_the_comparison(run_folder):

@@ -1,0 +1,158 @@
+"""The `same-budget` and `fixed-team` modes: runs of the arms, recorded or live, beside the paper's figures.
+
+A claim about what a search reaches is judged only by a run of that arm on the GPU task: by a live one, or by measuring
+the best kernel of a recorded one again. Runs on other tasks get rows of their own.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from evoteam import claims, record
+from evoteam.claims import Claim, Evidence
+from evoteam.console import arms_table
+from evoteam.session import Session
+
+if TYPE_CHECKING:
+    import torch
+
+ARMS = {"same-budget": ("evolving", "single"), "fixed-team": ("evolving", "fixed-four")}
+GPU_TASK, CPU_TASK = "mla-paged-decode", "mla-paged-decode-cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What `--live` needs: run folders go under `folder`, one an arm."""
+
+    model: str
+    budget_tokens: float
+    task: str
+    folder: Path
+
+
+def judge(session: Session, live: Live | None = None) -> None:
+    """Evidence for the search claims, a row for every run, and the runs' views for the page."""
+    modes = [mode for mode in ARMS if mode in session.modes]
+    if not modes:
+        return
+    wanted = tuple(dict.fromkeys(arm for mode in modes for arm in ARMS[mode]))
+    folders, stopped = _run_live(wanted, live) if live else (_recorded(wanted), "")
+    from evoteam.summary import summarise
+
+    runs = {(s["task"], s["arm"]): (folder, s) for folder, s in ((folder, summarise(folder)) for folder in folders)}
+    for claim in session.of(ARMS):
+        session.evidence[claim.id] = _evidence(session, claim, runs, live, stopped)
+    for folder, summary in runs.values():
+        session.report["observations"].append(_row(folder, summary, bool(live)))
+    session.report["runs"] = [_trimmed(summary) for _, summary in runs.values()]
+    if runs:
+        session.terminal.show(arms_table(session.report["runs"], "live" if live else "recorded"))
+
+
+def _recorded(arms: Sequence[str], archive: Path = record.ROOT / "kernels" / "archive") -> list[Path]:
+    """Run folders that ship, those of `arms` only."""
+    found = []
+    for path in sorted(archive.rglob("run.json")):
+        if json.loads(path.read_text(encoding="utf-8"))["arm"] in arms:
+            found.append(path.parent)
+    return found
+
+
+def _run_live(arms: Sequence[str], live: Live) -> tuple[list[Path], str]:
+    """Run every arm afresh under the same budget; the folders, and why it ended early if it did."""
+    from evoteam.cli import main
+
+    folders = []
+    for arm in arms:
+        folder = live.folder / arm
+        command = ["run", "--task", live.task, "--arm", arm, "--model", live.model]
+        command += ["--budget-tokens", str(live.budget_tokens), "--folder", str(folder)]
+        try:
+            with redirect_stdout(sys.stderr):
+                main(command, prog_name="python -m evoteam", standalone_mode=False)
+        except click.ClickException as error:
+            return folders, f"arm {arm}: {error.message}"
+        folders.append(folder)
+    return folders, ""
+
+
+def _evidence(session: Session, claim: Claim, runs: dict, live: Live | None, stopped: str) -> Evidence:
+    if (claim.task, claim.arm) not in runs:
+        elsewhere = [task for task, arm in runs if arm == claim.arm]
+        if stopped:
+            return Evidence(claims.NOT_RUN, reason=stopped)
+        if elsewhere:
+            return Evidence(claims.NOT_RUN, reason=f"judged by runs on the GPU task only; its run on {elsewhere[0]} is a row of its own")
+        if claim.arm == "codex":
+            return Evidence(claims.NOT_RUN, reason="no run of the Codex command line ships with this version")
+        return Evidence(claims.NOT_RUN, reason=f"no run of the arm {claim.arm} ships with this version; --live makes one")
+    folder, summary = runs[claim.task, claim.arm]
+    best = summary["best"]
+    if live:
+        return Evidence(value=best["full_score"] if best else 0.0, device=_device(summary), reason=f"a live run, {_origin(summary)}")
+    device = session.gpu() if best else None
+    if device is None:
+        value = best["full_score"] if best else 0.0
+        return Evidence(claims.RECORDED, value, device=_device(summary), reason=f"recorded, {_origin(summary)}")
+    return _measured_again(session, claim, folder / "attempts" / best["id"] / "kernel.py", device)
+
+
+def _measured_again(session: Session, claim: Claim, source: Path, device: "torch.device") -> Evidence:
+    """The best kernel of a recorded run, measured now over all workloads at the run scope."""
+    from kernels.measure import measure_run
+    from kernels.selection import KernelError, load_kernel
+    from kernels.tasks import load_task
+    from kernels.timing import MeasurementError
+
+    name = session.report["device"]["name"]
+    try:
+        kernel = load_kernel(f"{source}:{load_task(claim.task).entry_point}")
+        with session.terminal.progress(f"arm {claim.arm}") as step:
+            found = measure_run(
+                kernel.call, session.workloads, seed=session.seed, device=device, tables=session.tables,
+                progress=lambda done, total, row: step(done, total, f"workload {row['index']}"),
+            )  # fmt: skip
+    except (KernelError, MeasurementError) as error:
+        return Evidence(claims.NOT_RUN, device=name, reason=str(error))
+    session.report["measurements"][f"arm-{claim.arm}"] = found
+    return claims.from_scope(claim, found, name)
+
+
+def _device(summary: dict) -> str:
+    return next((name for name in summary["devices"] if name), "")
+
+
+def _origin(summary: dict) -> str:
+    answered = ", ".join(summary["answered_by"]) or "unstated"
+    spent = f"{summary['spend']['tokens']:,.0f} input-equivalent tokens"
+    return f"{str(summary['started'])[:10]}, answered by {answered}, {spent}, {len(summary['attempts'])} attempts"
+
+
+def _row(folder: Path, summary: dict, live: bool) -> dict:
+    best = summary["best"]
+    note = _origin(summary)
+    if not live:
+        from evoteam.replay import replay
+
+        with tempfile.TemporaryDirectory() as target:
+            note += f"; replayed: {replay(folder, Path(target) / 'run').text.splitlines()[0]}"
+    return {
+        "title": f"Arm {summary['arm']} on {summary['task']}",
+        "value": f"{best['full_score'] or best['score']:.3f}x" if best else "nothing valid",
+        "device": _device(summary),
+        "verdict": "measured" if live else claims.RECORDED,
+        "note": note,
+    }
+
+
+def _trimmed(summary: dict) -> dict:
+    """A summary without the per-workload rows of attempts and the texts, which stand in the run folder."""
+    attempts = [{key: value for key, value in attempt.items() if key != "rows"} for attempt in summary["attempts"]]
+    return {key: value for key, value in summary.items() if key not in ("notes", "turns")} | {"attempts": attempts}

@@ -1,0 +1,93 @@
+"""The check that needs no GPU: a right kernel passes, each kind of wrong one is named, a hanging one is ended."""
+
+import time
+
+import pytest
+
+from kernels import nvrtc, selfcheck
+
+NAMES = ["no-requests", "one-token", "no-tokens-at-all", "empty-requests-between", "around-tile-sizes", "one-long-among-short"]
+RIGHT = """
+from kernels.reference import mla_paged_decode_reference
+import torch
+
+def right(*arguments):
+    out, lse = mla_paged_decode_reference(*arguments)
+    return out.to(torch.bfloat16), lse.float()
+
+def zeros(*arguments):
+    out, lse = right(*arguments)
+    return torch.zeros_like(out), lse
+
+def narrow(*arguments):
+    out, lse = right(*arguments)
+    return out, lse.to(torch.bfloat16)
+
+def cut(*arguments):
+    out, lse = right(*arguments)
+    return out[:, :8], lse
+
+def nothing(*arguments):
+    return None
+
+def raises(*arguments):
+    raise ValueError("not today")
+
+def leaves(*arguments):
+    print("bye")
+    raise SystemExit(3)
+
+def hangs(*arguments):
+    while True:
+        pass
+"""
+
+
+def check(tmp_path, function, **more):
+    path = tmp_path / "mine.py"
+    path.write_text(RIGHT)
+    rows = selfcheck.interpret(f"{path}:{function}", lambda *_: None, **more)
+    assert [row["name"] for row in rows] == NAMES
+    return {row["name"]: row["reason"] for row in rows}
+
+
+def test_a_right_kernel_is_right_everywhere(tmp_path):
+    assert set(check(tmp_path, "right").values()) == {""}
+
+
+@pytest.mark.parametrize(
+    "function, reason",
+    [
+        ("zeros", "must be"),
+        ("narrow", "lse is torch.bfloat16"),
+        ("cut", "out is torch.bfloat16 [1, 8, 512]"),
+        ("nothing", "returned NoneType, must return (out, lse)"),
+        ("raises", "raised ValueError: not today"),
+        ("leaves", "bye"),
+    ],
+)
+def test_a_wrong_kernel_is_told_why(tmp_path, function, reason):
+    assert reason in check(tmp_path, function)["one-token"]
+
+
+def test_a_hanging_kernel_is_ended(tmp_path):
+    start = time.monotonic()
+    reasons = check(tmp_path, "hangs", timeout_s=8)
+    assert set(reasons.values()) == {"not reached within 8 s"} and time.monotonic() - start < 12
+
+
+def test_the_shipped_cuda_kernel_is_compiled_for_every_variant_in_use():
+    seen = []
+    rows = selfcheck.compile_all(lambda done, total, what: seen.append((done, total)))
+    cuda = [row for row in rows if row["kernel"].endswith(".cu")]
+    assert cuda and all(row["registers"] > 0 and row["spill_bytes"] == 0 and row["shared_bytes"] > 48_000 for row in cuda)
+    assert seen[-1][0] == seen[-1][1]
+
+
+def test_a_missing_compiler_is_said_in_a_row(monkeypatch):
+    def missing(*_):
+        raise nvrtc.CompileError("NVRTC is not available")
+
+    monkeypatch.setattr(nvrtc, "compile_cubin", missing)
+    row = next(row for row in selfcheck.compile_all(lambda *_: None) if row["kernel"].endswith(".cu"))
+    assert row["variant"] == "NVRTC is not available" and row["registers"] is None
