@@ -31,7 +31,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-constexpr int kStages = MLA_STAGES;          // ring depth
+constexpr int kStages = MLA_STAGES;          // ring depth, 2 or 3
 constexpr bool kPaged = MLA_PAGED;           // page size > 1 or kv_lens given: a token's row is looked up through its page
 constexpr bool kFlat = MLA_FLAT;             // equal token counts a CTA instead of one (request, piece) a CTA
 constexpr int kPerLane = MLA_PER_LANE;       // requests a lane plans; batch <= 32 * kPerLane unless kFlat
@@ -46,6 +46,10 @@ constexpr int kCkvRow = 2 * kSlabDims, kPeRow = 2 * kPeDims;  // bytes of a slab
 constexpr int kCkvSlab = kTile * kCkvRow, kPeSlab = kTile * kPeRow;
 constexpr int kPeOffset = kWarps * kCkvSlab;
 constexpr int kStageBytes = kPeOffset + kPeWarps * kPeSlab;
+constexpr bool kOwnQuery = kStages > 2;      // room for q beside the ring; else it borrows the last stage until tile 0 is read
+constexpr int kQuerySlab = kOwnQuery ? kHeads * kCkvRow : kCkvSlab, kQueryPeSlab = kOwnQuery ? kHeads * kPeRow : kPeSlab;
+constexpr int kQueryBytes = kOwnQuery ? kWarps * kQuerySlab + kPeWarps * kQueryPeSlab : 0;
+constexpr int kOutPitch = kCkvRow + 16;      // bytes; rows of a warp's results on distinct banks, without a swizzle to compute
 constexpr int kScorePitch = kTile + 8;       // floats; 8 more than a row keeps the fragment stores free of bank conflicts
 constexpr int kProbPitch = 2 * kTile + 16;   // bytes; ldmatrix rows on distinct banks
 constexpr int kIndexRing = 1024;             // page indices held in shared memory; refilled in halves
@@ -57,15 +61,17 @@ constexpr int kLseOffset = kHeads * kDimCkv * 2;                    // a slot: [
 constexpr int kSlotBytes = kLseOffset + kHeads * kMaxCopies * 4;
 constexpr u32 kEmpty = 0xffffffffu;          // neither two bf16/fp16 results nor an fp32 result: conversions give 0x7fff as NaN
 
-constexpr int kMergeBytes = kWarps * 32 * 10 * 4;                   // a Partial a lane
+constexpr int kMergeBytes = kThreads * 10 * 4;                       // a Partial a thread
 constexpr int kScoreBytes = kWarps * kHeads * kScorePitch * 4;
-constexpr int kSharedScores = kStages * kStageBytes;
+constexpr int kSharedQuery = (kOwnQuery ? kStages : kStages - 1) * kStageBytes;
+constexpr int kSharedScores = kStages * kStageBytes + kQueryBytes;
 constexpr int kSharedProbs = kSharedScores + kScoreBytes;
 constexpr int kSharedStats = kSharedProbs + kHeads * kProbPitch;     // rescale[16], row_max[16]
 constexpr int kSharedPlan = kSharedStats + 2 * kHeads * 4;           // one Plan and one item count a warp
-constexpr int kSharedIndices = kSharedPlan + 512;
+constexpr int kSharedSplit = kSharedPlan + 320, kSharedFlat = kSharedSplit + 64, kSharedIndices = kSharedPlan + 512;
 constexpr int kSharedBytes = kSharedIndices + kIndexRing * 4;
 
+static_assert(kStages == 2 || kStages == 3, "the rounds before tile 0 take their pages from registers");
 static_assert(kMergeBytes <= kScoreBytes, "the merge reuses the score buffer");
 
 struct Params {
@@ -78,20 +84,22 @@ struct Params {
   u32 ckv_stride_page, ckv_stride_slot, kpe_stride_page, kpe_stride_slot;
   float scale;             // sm_scale * log2(e)
   float even, sure;        // chunk of an even split and chunk that always fits the grid, both per token of the batch
-  int batch, heads, head_groups, num_indices, page_shift, single_chunk;
+  int batch;
+  u32 heads;
+  int group_shift, num_indices, page_shift, single_chunk;
 };
 
 // ---- PTX, each instruction wrapped once ------------------------------------------------------------------------------
 
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 
-// 16 bytes, zeros instead when !valid. KV rows are read once: evict_first keeps q, indices and scratch in L2
-// (B=64 geomean 1.31x -> 1.40x of FlashInfer when it was introduced).
-__device__ __forceinline__ void copy16_once(u32 dst, const void *src, bool valid, u64 policy) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(dst), "l"(src), "r"(valid ? 16 : 0), "l"(policy) : "memory");
+// 16 bytes; with `skip` zeros, and the source is not touched. KV rows are read once: evict_first keeps q, indices and scratch
+// in L2 (B=64 geomean 1.31x -> 1.40x of FlashInfer when it was introduced).
+__device__ __forceinline__ void copy16_once(u32 dst, const void *src, bool skip, u64 policy) {
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, p, %3;}" ::"r"(dst), "l"(src), "r"((u32)skip), "l"(policy) : "memory");
 }
-__device__ __forceinline__ void copy16(u32 dst, const void *src, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(valid ? 16 : 0) : "memory");
+__device__ __forceinline__ void copy16(u32 dst, const void *src, bool skip) {
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; cp.async.cg.shared.global [%0], [%1], 16, p;}" ::"r"(dst), "l"(src), "r"((u32)skip) : "memory");
 }
 __device__ __forceinline__ void copy4(u32 dst, const void *src) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dst), "l"(src) : "memory");
@@ -153,18 +161,28 @@ __device__ __forceinline__ float reciprocal(float x) {
   asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// Predicated by hand: the compiler turns a condition around volatile assembly into branches, four times the code, and cold
-// instruction fetches are a large part of a launch this short.
+// Volatile, to be issued where it stands: a load of page indices heads the chain that everything else waits for.
+__device__ __forceinline__ int load_index_if(bool on, const int *p) {
+  int v = -1;
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.nc.u32 %0, [%1];}" : "+r"(v) : "l"(p), "r"((u32)on));
+  return v;
+}
+// 128-bit accesses are single-copy atomic, so one word tells whether all four have arrived. Predicated by hand: the compiler
+// turns a condition around volatile assembly into branches, four times the code, and a launch this short feels every cold
+// instruction fetch (66 KB of code down to 39 KB: 1.45x -> 1.58x of FlashInfer).
 __device__ __forceinline__ void load_relaxed_if(bool on, uint4 &v, const u8 *p) {
-  asm volatile("{.reg .pred p; setp.ne.u32 p, %5, 0; @p ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];}"
-               : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w) : "l"(p), "r"((u32)on) : "memory");
+  u64 low = (u64)v.y << 32 | v.x, high = (u64)v.w << 32 | v.z;
+  asm volatile("{.reg .pred p; .reg .b128 q; setp.ne.u32 p, %3, 0; mov.b128 q, {%0, %1}; @p ld.relaxed.gpu.global.b128 q, [%2]; mov.b128 {%0, %1}, q;}"
+               : "+l"(low), "+l"(high) : "l"(p), "r"((u32)on) : "memory");
+  v = make_uint4((u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32));
 }
 __device__ __forceinline__ void load_relaxed_if(bool on, u32 &v, const u8 *p) {
   asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p ld.relaxed.gpu.global.u32 %0, [%1];}" : "+r"(v) : "l"(p), "r"((u32)on) : "memory");
 }
 __device__ __forceinline__ void store_relaxed_if(bool on, u8 *p, uint4 v) {
-  asm volatile("{.reg .pred p; setp.ne.u32 p, %5, 0; @p st.relaxed.gpu.global.v4.u32 [%0], {%1,%2,%3,%4};}"
-               ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"((u32)on) : "memory");
+  const u64 low = (u64)v.y << 32 | v.x, high = (u64)v.w << 32 | v.z;
+  asm volatile("{.reg .pred p; .reg .b128 q; setp.ne.u32 p, %3, 0; mov.b128 q, {%1, %2}; @p st.relaxed.gpu.global.b128 [%0], q;}"
+               ::"l"(p), "l"(low), "l"(high), "r"((u32)on) : "memory");
 }
 __device__ __forceinline__ void store_relaxed(u32 *p, u32 v) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
@@ -189,7 +207,7 @@ __device__ __forceinline__ int warp_inclusive_sum(int x, int lane) {
 
 // Tokens [first, last) of a request that is split into `parts`; this one is number `part`. The request's entries of kv_indices
 // start at `entry`; `base` is the CTA that holds part 0.
-struct Segment {
+struct __align__(16) Segment {
   int request, first, last, part, parts, base, entry;
 };
 
@@ -203,43 +221,48 @@ __device__ __forceinline__ int length_of(const Params &p, int request, int begin
   return kPaged && p.kv_lens ? min(room, __ldg(p.kv_lens + request)) : room;
 }
 
-// A batch of one needs no search.
+// A batch of one needs no search; `parts` is left to the caller, whose page loads need not wait for a division.
 __device__ __forceinline__ Segment plan_single(int length, int entry, int chunk, int cta) {
-  const int parts = ceil_div(length, chunk);
-  return {cta < parts ? 0 : -1, cta * chunk, min((cta + 1) * chunk, length), cta, parts, 0, entry};
+  const int first = cta * chunk;
+  return {first < length ? 0 : -1, first, min(first + chunk, length), cta, 0, 0, entry};
 }
 
 // One (request, piece) a CTA. Warp w tries the w-th of 8 chunk sizes between what an even split would need and what always
-// fits; the smallest whose pieces fit the grid wins, and a request's pieces are made equally long.
+// fits; the smallest whose pieces fit the grid wins, and a request's pieces are made equally long. `empties`: some request is.
 __device__ __forceinline__ Segment plan_item(const Params &p, u8 *shared, int cta, int ctas, int warp, int lane, bool &empties) {
   Segment *plans = (Segment *)(shared + kSharedPlan);
   int *counts = (int *)(plans + kWarps);
-  int begin[kPerLane + 1], length[kPerLane], pieces[kPerLane];
-  const int origin = __ldg(p.kv_indptr), end = __ldg(p.kv_indptr + p.batch);
+  int begin[kPerLane + 1], length[kPerLane], pieces[kPerLane], even[kPerLane];
+  const int entries = __ldg(p.kv_indptr + p.batch) - __ldg(p.kv_indptr);
 #pragma unroll
   for (int i = 0; i <= kPerLane; i++) begin[i] = __ldg(p.kv_indptr + min(lane * kPerLane + i, p.batch));
-#pragma unroll
-  for (int i = 0; i < kPerLane; i++) length[i] = lane * kPerLane + i < p.batch ? length_of(p, lane * kPerLane + i, begin[i], begin[i + 1]) : 0;
-
-  const int tokens = (end - origin) << (kPaged ? p.page_shift : 0);
-  const int low = max(kMinChunk, (int)(tokens * p.even) + 1), high = max(low, (int)(tokens * p.sure) + 1);
-  const int chunk = low + (high - low) * warp / (kWarps - 1);
+  // The chunk for the host's bound is ready before kv_indptr is; a padded table needs another one.
+  const auto chunk_for = [&](int entries) {
+    const int tokens = entries << (kPaged ? p.page_shift : 0);
+    const int low = max(kMinChunk, (int)(tokens * p.even) + 1), high = max(low, (int)(tokens * p.sure) + 1);
+    return low + (high - low) * warp / (kWarps - 1);
+  };
+  int chunk = chunk_for(p.num_indices);
+  if (entries != p.num_indices) chunk = chunk_for(entries);
   int sum = 0;
   bool none = false;
 #pragma unroll
   for (int i = 0; i < kPerLane; i++) {
+    const int r = lane * kPerLane + i;
+    length[i] = r < p.batch ? length_of(p, r, begin[i], begin[i + 1]) : 0;
     sum += pieces[i] = ceil_div(length[i], chunk);
-    none |= length[i] == 0 && lane * kPerLane + i < p.batch;
+    none |= length[i] == 0 && r < p.batch;
   }
+#pragma unroll
+  for (int i = 0; i < kPerLane; i++) even[i] = ceil_div(length[i], max(pieces[i], 1));
   empties = __any_sync(~0u, none);
   const int up_to = warp_inclusive_sum(sum, lane);
   int base = up_to - sum;
 #pragma unroll
   for (int i = 0; i < kPerLane; i++) {
-    if (cta >= base && cta < base + pieces[i]) {
-      const int even = ceil_div(length[i], pieces[i]), part = cta - base;
-      plans[warp] = {lane * kPerLane + i, part * even, min((part + 1) * even, length[i]), part, pieces[i], base, begin[i]};
-    }
+    const int part = cta - base;
+    if (part >= 0 && part < pieces[i])
+      plans[warp] = {lane * kPerLane + i, part * even[i], min((part + 1) * even[i], length[i]), part, pieces[i], base, begin[i]};
     base += pieces[i];
   }
   if (lane == 31) {
@@ -247,10 +270,8 @@ __device__ __forceinline__ Segment plan_item(const Params &p, u8 *shared, int ct
     if (cta >= up_to) plans[warp].request = -1;
   }
   __syncthreads();
-  int best = kWarps - 1;
-#pragma unroll
-  for (int w = kWarps - 2; w >= 0; w--) best = counts[w] <= ctas ? w : best;
-  return plans[best];
+  const u32 fits = __ballot_sync(~0u, counts[lane % kWarps] <= ctas);
+  return plans[fits ? __ffs(fits) - 1 : kWarps - 1];
 }
 
 // Equal token counts a CTA, for batches that leave no CTAs to split with. `begin` of a request is its place in the batch's tokens.
@@ -261,7 +282,7 @@ struct FlatPlan {
 
 __device__ __forceinline__ FlatPlan plan_flat(const Params &p, u8 *shared, int cta, int ctas, int warp, int lane) {
   int *sums = (int *)(shared + kSharedPlan), *found = sums + kWarps;
-  const int each = (p.batch + kThreads - 1) / kThreads, from = min((int)threadIdx.x * each, p.batch), to = min(from + each, p.batch);
+  const int each = (p.batch + kThreads - 1) / kThreads, from = min((32 * warp + lane) * each, p.batch), to = min(from + each, p.batch);
   int mine = 0;
   for (int r = from; r < to; r++) mine += length_of(p, r, __ldg(p.kv_indptr + r), __ldg(p.kv_indptr + r + 1));
   int up_to = warp_inclusive_sum(mine, lane);
@@ -314,42 +335,44 @@ __device__ __forceinline__ Segment next_segment(const Params &p, FlatPlan &plan,
 // Page of the segment's token number `i` (from its first), -1 past its end.
 __device__ __forceinline__ int page_of(const Params &p, const Segment &s, int i) {
   const int token = s.first + i;
-  return token < s.last ? __ldg(p.kv_indices + s.entry + (kPaged ? token >> p.page_shift : token)) : -1;
+  return load_index_if(token < s.last, p.kv_indices + s.entry + (kPaged ? token >> p.page_shift : token));
 }
 
 // Starts the copy of this warp's slabs of 32 tokens; lane t holds the page of token t, or -1 for zeros (0 x NaN must not reach a sum).
 __device__ __forceinline__ void gather_tile(const Params &p, u32 stage, int page, int first_token, int warp, int lane, u64 policy) {
   const u32 mask = kPaged ? (1u << p.page_shift) - 1 : 0;
-  const u8 *ckv = p.ckv + warp * kCkvRow + (lane & 7) * 16;
+  const u8 *ckv = p.ckv + warp * kCkvRow + (lane & 7) * 16, *kpe = p.kpe + warp * kPeRow + (lane & 1) * 16;
+  const u32 r = lane >> 3, slab = stage + warp * kCkvSlab + r * kCkvRow;
+  const u32 even = slab + ((lane & 7 ^ r) << 4), odd = slab + ((lane & 7 ^ r + 4) << 4);  // rows 8i + r and 8i + 4 + r
 #pragma unroll
   for (int i = 0; i < kTile / 4; i++) {
-    const int t = 4 * i + (lane >> 3), row = __shfl_sync(~0u, page, t);
-    const u8 *src = ckv + (u64)max(row, 0) * p.ckv_stride_page + (kPaged ? (u64)(first_token + t & mask) * p.ckv_stride_slot : 0);
-    copy16_once(stage + warp * kCkvSlab + t * kCkvRow + (((lane & 7) ^ (t & 7)) << 4), src, row >= 0, policy);
+    const int t = 4 * i + r, row = __shfl_sync(~0u, page, t);
+    const u8 *src = ckv + (u64)(u32)row * p.ckv_stride_page + (kPaged ? (u64)(first_token + t & mask) * p.ckv_stride_slot : 0);
+    copy16_once((i & 1 ? odd : even) + 4 * i * kCkvRow, src, row < 0, policy);
   }
   if (warp < kPeWarps) {
-    const u8 *kpe = p.kpe + warp * kPeRow + (lane & 1) * 16;
 #pragma unroll
     for (int i = 0; i < kTile / 16; i++) {
       const int t = 16 * i + (lane >> 1), row = __shfl_sync(~0u, page, t);
-      const u8 *src = kpe + (u64)max(row, 0) * p.kpe_stride_page + (kPaged ? (u64)(first_token + t & mask) * p.kpe_stride_slot : 0);
-      copy16_once(stage + kPeOffset + warp * kPeSlab + t * kPeRow + (((lane & 1) ^ (t >> 2 & 1)) << 4), src, row >= 0, policy);
+      const u8 *src = kpe + (u64)(u32)row * p.kpe_stride_page + (kPaged ? (u64)(first_token + t & mask) * p.kpe_stride_slot : 0);
+      copy16_once(stage + kPeOffset + warp * kPeSlab + t * kPeRow + ((lane & 1 ^ t >> 2 & 1) << 4), src, row < 0, policy);
     }
   }
 }
 
-// Starts the copy of this warp's slice of q, laid out as a stage's slabs are, rows past the last head as zeros.
-__device__ __forceinline__ void gather_query(const Params &p, u32 stage, int request, int head, int warp, int lane) {
+// Starts the copy of this warp's slice of q, swizzled as a stage's slabs are, rows past the last head as zeros.
+__device__ __forceinline__ void gather_query(const Params &p, u32 query, int request, int head, int warp, int lane) {
   const u8 *q = p.q_nope + (u64)request * p.q_nope_stride_b + warp * kCkvRow + (lane & 7) * 16;
 #pragma unroll
   for (int i = 0; i < kHeads / 4; i++) {
-    const int r = 4 * i + (lane >> 3), h = head + r;
-    copy16(stage + warp * kCkvSlab + r * kCkvRow + (((lane & 7) ^ (r & 7)) << 4), q + (u64)(h < p.heads ? h : 0) * p.q_nope_stride_h, h < p.heads);
+    const u32 r = 4 * i + (lane >> 3), h = head + r;
+    copy16(query + warp * kQuerySlab + r * kCkvRow + ((lane & 7 ^ r & 7) << 4), q + (u64)h * p.q_nope_stride_h, h >= p.heads);
   }
   if (warp < kPeWarps) {
-    const int r = lane >> 1, h = head + r;
+    const u32 r = lane >> 1, h = head + r;
     const u8 *pe = p.q_pe + (u64)request * p.q_pe_stride_b + warp * kPeRow + (lane & 1) * 16;
-    copy16(stage + kPeOffset + warp * kPeSlab + r * kPeRow + (((lane & 1) ^ (r >> 2 & 1)) << 4), pe + (u64)(h < p.heads ? h : 0) * p.q_pe_stride_h, h < p.heads);
+    copy16(query + (kOwnQuery ? kWarps * kQuerySlab : kPeOffset) + warp * kQueryPeSlab + r * kPeRow + ((lane & 1 ^ r >> 2 & 1) << 4),
+           pe + (u64)h * p.q_pe_stride_h, h >= p.heads);
   }
 }
 
@@ -359,7 +382,7 @@ __device__ __forceinline__ void gather_query(const Params &p, u32 stage, int req
 __device__ __forceinline__ int readers_of_head(int parts) { return min(1 << (31 - __clz(max(parts / kHeads, 1))), kMaxCopies); }
 
 __device__ __forceinline__ u8 *slot_address(const Params &p, int slot, int group) {
-  return p.scratch + (i64)(slot * p.head_groups + group) * kSlotBytes;
+  return p.scratch + (u64)(u32)((slot << p.group_shift) + group) * kSlotBytes;
 }
 
 // Attends to one segment for heads [head, head + 16) and writes it out: to `out` when the request is whole, else to scratch.
@@ -375,39 +398,40 @@ __device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segmen
   // trip into every tile.
   const auto fetch_indices = [&](int from, int to) {
 #pragma unroll 1
-    for (int i = from + threadIdx.x; i < min(to, count); i += kThreads)
+    for (int i = from + 32 * warp + lane; i < min(to, count); i += kThreads)
       copy4(shared_address(indices + i % kIndexRing), p.kv_indices + s.entry + (kPaged ? (s.first + i) >> p.page_shift : s.first + i));
   };
-  // The query borrows the last stage, which is free until tile 0 has been read.
-  gather_query(p, stages + (kStages - 1) * kStageBytes, s.request, head, warp, lane);
+  const u32 query_at = stages + kSharedQuery;
+  gather_tile(p, stages, page[0], s.first, warp, lane, policy);
+  gather_query(p, query_at, s.request, head, warp, lane);
+  fetch_indices(kStages * kTile, kIndexRing);
+  copy_commit();
 
   u32 query[kSlabDims / 16 + 1][4];
   float out[kSlabDims / 8][4] = {}, row_sum[4] = {}, running_max = -INFINITY;
   const int r8 = lane & 7, quad = lane >> 3, row = lane >> 2;
-  int stage = 0, fill = 0, next_page = page[0];
+  int stage = 0, fill = 1, next_page = page[1];
 #pragma unroll 1
-  for (int k = 1 - kStages; k < tiles; k++) {  // the first rounds only fill the ring: one gather in the code, not kStages
+  for (int k = 2 - kStages; k < tiles; k++) {  // round -1 only fills the ring
     if (k >= 0) {
       copy_wait<kStages - 2>();
       __syncwarp();
     }
     if (k == 0) {  // 16-byte copies and ldmatrix: loading fragments from global memory took 1,000 cycles more
-      const u32 q = stages + fill * kStageBytes, r = lane & 15, c = lane >> 4;
+      const u32 q = query_at + warp * kQuerySlab, pe = query_at + (kOwnQuery ? kWarps * kQuerySlab : kPeOffset) + warp * kQueryPeSlab;
+      const u32 r = lane & 15, c = lane >> 4;
 #pragma unroll
-      for (int d = 0; d < kSlabDims / 16; d++) load_matrix(query[d], q + warp * kCkvSlab + r * kCkvRow + (((2 * d + c) ^ (r & 7)) << 4));
-      if (warp < kPeWarps) load_matrix(query[kSlabDims / 16], q + kPeOffset + warp * kPeSlab + r * kPeRow + ((c ^ (r >> 2 & 1)) << 4));
+      for (int d = 0; d < kSlabDims / 16; d++) load_matrix(query[d], q + r * kCkvRow + (((2 * d + c) ^ (r & 7)) << 4));
+      if (warp < kPeWarps) load_matrix(query[kSlabDims / 16], pe + r * kPeRow + ((c ^ (r >> 2 & 1)) << 4));
       __syncwarp();
     }
     const int ahead = k + kStages - 1;
     if (ahead < tiles) gather_tile(p, stages + fill * kStageBytes, next_page, s.first + ahead * kTile, warp, lane, policy);
-    if (ahead == 0) fetch_indices(kStages * kTile, kIndexRing);
     if (k % (kIndexRing / kTile / 2) == 0 && k > 0) fetch_indices(k * kTile + kIndexRing / 2, k * kTile + kIndexRing);
     copy_commit();
     fill = fill + 1 == kStages ? 0 : fill + 1;
     if (k < 0) {
-#pragma unroll
-      for (int i = 1; i < kStages; i++) page[i - 1] = page[i];
-      next_page = page[0];
+      next_page = page[kStages - 1];
       continue;
     }
 
@@ -501,9 +525,9 @@ __device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segmen
   const float inverse_low = reciprocal(row_sum[0]), inverse_high = reciprocal(row_sum[2]);
 #pragma unroll
   for (int d = 0; d < kSlabDims / 8; d++) {
-    const int at = ((d ^ (row & 7)) << 4) + (lane & 3) * 4;
-    *(u32 *)(slab + row * kCkvRow + at) = pack(out[d][0] * inverse_low, out[d][1] * inverse_low);
-    *(u32 *)(slab + (row + 8) * kCkvRow + at) = pack(out[d][2] * inverse_high, out[d][3] * inverse_high);
+    u8 *at = slab + row * kOutPitch + (lane & 3) * 4 + 16 * d;
+    *(u32 *)at = pack(out[d][0] * inverse_low, out[d][1] * inverse_low);
+    *(u32 *)(at + 8 * kOutPitch) = pack(out[d][2] * inverse_high, out[d][3] * inverse_high);
   }
   __syncwarp();
   const bool whole = s.parts == 1;
@@ -512,138 +536,173 @@ __device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segmen
 #pragma unroll
   for (int i = 0; i < kHeads / 4; i++) {
     const int r = 4 * i + (lane >> 3);
-    const uint4 v = *(const uint4 *)(slab + r * kCkvRow + (((lane & 7) ^ (r & 7)) << 4));
-    store_relaxed_if(!whole || head + r < p.heads, target + (r * kDimCkv + warp * kSlabDims) * 2 + (lane & 7) * 16, v);
+    const uint4 v = *(const uint4 *)(slab + r * kOutPitch + (lane & 7) * 16);
+    u8 *at = target + (r * kDimCkv + warp * kSlabDims) * 2 + (lane & 7) * 16;
+    if (!whole) store_relaxed_if(true, at, v);
+    else if (head + r < p.heads) *(uint4 *)at = v;
   }
-  if (warp == 0) {
-    u32 *lse = whole ? (u32 *)p.lse + first_head : (u32 *)(slot + kLseOffset);
-    const int copies = whole ? 1 : readers_of_head(s.parts);
+  if (warp == kWarps - 1) {  // a warp without a share of kpe
+    const u32 lse_low = __float_as_uint(row_max[row] + log2_approx(row_sum[0])), lse_high = __float_as_uint(row_max[row + 8] + log2_approx(row_sum[2]));
+    if (!whole) {
+      u32 *lse = (u32 *)(slot + kLseOffset) + row;
+      const int copies = readers_of_head(s.parts);
 #pragma unroll 1
-    for (int copy = lane & 3; copy < copies; copy += 4) {
-      if (!whole || head + row < p.heads) store_relaxed(lse + copy * kHeads + row, __float_as_uint(row_max[row] + log2_approx(row_sum[0])));
-      if (!whole || head + row + 8 < p.heads) store_relaxed(lse + copy * kHeads + row + 8, __float_as_uint(row_max[row + 8] + log2_approx(row_sum[2])));
+      for (int copy = lane & 3; copy < copies; copy += 4) {
+        store_relaxed(lse + copy * kHeads, lse_low);
+        store_relaxed(lse + copy * kHeads + 8, lse_high);
+      }
+    } else if ((lane & 3) == 0) {
+      u32 *lse = (u32 *)p.lse + first_head + row;
+      if (head + row < p.heads) lse[0] = lse_low;
+      if (head + row + 8 < p.heads) lse[8] = lse_high;
     }
   }
 }
 
 // ---- 5 merge ---------------------------------------------------------------------------------------------------------
 
+constexpr int kBatch = kFlat ? 4 : 8;  // parts a thread loads at once; the flat plan's state leaves registers for four
+
 struct Partial {
   float max, sum, value[8];
 };
 
-__device__ __forceinline__ void combine(Partial &a, const Partial &b) {
-  const float m = fmaxf(a.max, b.max), origin = m == -INFINITY ? 0.f : m, wa = exp2_approx(a.max - origin), wb = exp2_approx(b.max - origin);
-  a.sum = a.sum * wa + b.sum * wb;
+// Where a slice lives in the slots: `unit` and the lse word of its head, parts member, member + groups, ... of `parts`.
+struct Slice {
+  int parts, member, groups, unit, lse_at;
+};
+
+// Adds up to kParts parts from `part` on to `total`, when they have arrived, and empties their units. The arithmetic is repeated
+// with every look, so that its instructions are at hand when the data comes.
+template <int kParts>
+__device__ __forceinline__ void merge_parts(const Params &p, const Segment &s, const Slice &a, int part, int group, Partial &total) {
+  const Partial before = total;
+  const u8 *first = slot_address(p, slot_of(s, part), group), *second = slot_address(p, slot_of(s, part + a.groups), group);
+  const u32 step = (a.groups * (kFlat ? 2 : 1) << p.group_shift) * kSlotBytes;
+  const auto slot = [&](int i) { return i == 0 ? first : second + (i - 1) * (u64)step; };
+  const auto present = [&](int i) { return i == 0 || part + i * a.groups < a.parts; };
+  bool waiting;
+  do {
+    uint4 v[kParts];
+    u32 lse[kParts];
 #pragma unroll
-  for (int i = 0; i < 8; i++) a.value[i] = a.value[i] * wa + b.value[i] * wb;
-  a.max = m;
+    for (int i = 0; i < kParts; i++) {
+      lse[i] = 0xff800000u;  // -inf: no weight
+      v[i] = make_uint4(0, 0, 0, 0);
+      load_relaxed_if(present(i), v[i], slot(i) + a.unit * 16);
+      load_relaxed_if(present(i), lse[i], slot(i) + a.lse_at);
+    }
+    waiting = false;
+    total = before;
+#pragma unroll
+    for (int i = 0; i < kParts; i++) {
+      waiting |= v[i].x == kEmpty || lse[i] == kEmpty;
+      total.max = fmaxf(total.max, __uint_as_float(lse[i]));
+    }
+    const float origin = total.max == -INFINITY ? 0.f : total.max, old = exp2_approx(before.max - origin);
+    total.sum *= old;
+#pragma unroll
+    for (int e = 0; e < 8; e++) total.value[e] *= old;
+#pragma unroll
+    for (int i = 0; i < kParts; i++) {
+      const float weight = exp2_approx(__uint_as_float(lse[i]) - origin);
+      float x[8];
+      unpack(v[i].x, x[0], x[1]), unpack(v[i].y, x[2], x[3]), unpack(v[i].z, x[4], x[5]), unpack(v[i].w, x[6], x[7]);
+      total.sum += weight;
+#pragma unroll
+      for (int e = 0; e < 8; e++) total.value[e] += weight * x[e];
+    }
+  } while (waiting);
+#pragma unroll
+  for (int i = 0; i < kParts; i++) store_relaxed_if(present(i), (u8 *)slot(i) + a.unit * 16, make_uint4(kEmpty, kEmpty, kEmpty, kEmpty));
+}
+
+// The lse words of a slice back to kEmpty, once all of the CTA's threads have read them.
+__device__ __forceinline__ void empty_lse(const Params &p, const Segment &s, int group, int lse_at, int heads, int thread, int threads) {
+#pragma unroll 1
+  for (int part = thread; part < s.parts; part += threads) {
+    u32 *lse = (u32 *)(slot_address(p, slot_of(s, part), group) + lse_at);
+#pragma unroll 1
+    for (int h = 0; h < heads; h++) store_relaxed(lse + h, kEmpty);
+  }
 }
 
 // This CTA's slice of a split request: whole heads while parts <= 16, else one of `readers` slices of a head. A thread takes one
-// 16-byte unit of every `groups`-th part, about 8 loads in flight whatever the number of parts; groups are then summed by
-// shuffles and through shared memory, always in the same order.
+// 16-byte unit of every `groups`-th part, two to eight loads in flight; the groups' sums then meet in shared memory, where a
+// thread combines two values of a unit over all groups. The order is always the same.
 __device__ __forceinline__ void merge(const Params &p, u8 *shared, const Segment &s, int group, int warp, int lane) {
-  const int readers = readers_of_head(s.parts), slices = kHeads * readers;
+  const int readers = readers_of_head(s.parts);
   int first_unit, last_unit;
   if (s.parts <= kHeads) {
     first_unit = s.part * kHeads / s.parts * kUnits;
     last_unit = (s.part + 1) * kHeads / s.parts * kUnits;
   } else {
-    if (s.part >= slices) return;
+    if (s.part >= kHeads * readers) return;
     first_unit = s.part * (kUnits / readers);
     last_unit = first_unit + kUnits / readers;
   }
-  const int copy = s.part % readers, units = min(last_unit - first_unit, kThreads);
-  const int width = 1 << (32 - __clz(units - 1)), groups = kThreads / width;  // a power of two >= units
-  const int lane_unit = threadIdx.x & (width - 1), member = threadIdx.x / width;
-  const uint4 empty = make_uint4(kEmpty, kEmpty, kEmpty, kEmpty);
+  const int copy = s.part & (readers - 1), units = min(last_unit - first_unit, kThreads);
+  const int width_log = 32 - __clz(units - 1), width = 1 << width_log, groups = kThreads >> width_log;  // width: a power of two >= units
+  const int thread = 32 * warp + lane, first_head = first_unit / kUnits, heads = (last_unit - 1) / kUnits - first_head + 1;
+  const int lse_at = kLseOffset + (copy * kHeads + first_head) * 4;
+  const u32 out_head = s.request * p.heads + group * kHeads;  // of the group's head 0
+  Slice a;
+  a.parts = s.parts, a.member = thread >> width_log, a.groups = groups;
 
 #pragma unroll 1
   for (int from = first_unit; from < last_unit; from += kThreads) {
-    const int unit = from + lane_unit, h = min(unit, last_unit - 1) / kUnits;
+    a.unit = from + (thread & width - 1);
+    a.lse_at = lse_at + (min(a.unit, last_unit - 1) / kUnits - first_head) * 4;
     Partial total = {-INFINITY, 0.f, {}};
-    constexpr int kBatch = 8;
-    const u32 step = groups * (kFlat ? 2 : 1) * p.head_groups * kSlotBytes;
+    if (a.unit < last_unit && a.member < s.parts) {
+      if (s.parts <= 2 * groups) merge_parts<2>(p, s, a, a.member, group, total);
+      else if (s.parts <= 4 * groups) merge_parts<4>(p, s, a, a.member, group, total);
+      else
 #pragma unroll 1
-    for (int part = member; part < s.parts && unit < last_unit; part += kBatch * groups) {
-      uint4 v[kBatch];
-      u32 lse[kBatch];
-      u8 *slot[kBatch];
-#pragma unroll
-      for (int i = 0; i < kBatch; i++) {
-        slot[i] = i > 1 ? slot[i - 1] + step : slot_address(p, slot_of(s, part + i * groups), group);
-        lse[i] = 0xff800000u;  // -inf: no weight
-        v[i] = make_uint4(0, 0, 0, 0);
+        for (int part = a.member; part < s.parts; part += kBatch * groups) merge_parts<kBatch>(p, s, a, part, group, total);
+    }
+    if (groups == 1) {
+      const int h = a.unit / kUnits;
+      if (a.unit < last_unit && group * kHeads + h < p.heads) {
+        const float inverse = reciprocal(total.sum);
+        uint4 v;
+        v.x = pack(total.value[0] * inverse, total.value[1] * inverse), v.y = pack(total.value[2] * inverse, total.value[3] * inverse);
+        v.z = pack(total.value[4] * inverse, total.value[5] * inverse), v.w = pack(total.value[6] * inverse, total.value[7] * inverse);
+        *((uint4 *)p.out + (u64)(out_head + h) * kUnits + a.unit % kUnits) = v;
+        if (a.unit % kUnits == 0) p.lse[out_head + h] = total.max + log2_approx(total.sum);
       }
-      bool waiting;
-      do {
-        waiting = false;
+      continue;
+    }
+    // [groups][width] sums: maxima, weights, then four pairs of values, each an array over threads
+    float2 *values = (float2 *)(shared + kSharedScores);
+    float *maxima = (float *)(values + 4 * kThreads), *weights = maxima + kThreads;
+    maxima[thread] = total.max, weights[thread] = total.sum;
 #pragma unroll
-        for (int i = 0; i < kBatch; i++) {
-          load_relaxed_if(part + i * groups < s.parts, v[i], slot[i] + unit * 16);
-          load_relaxed_if(part + i * groups < s.parts, lse[i], slot[i] + kLseOffset + (copy * kHeads + h) * 4);
-        }
-#pragma unroll
-        for (int i = 0; i < kBatch; i++) waiting |= v[i].x == kEmpty || v[i].y == kEmpty || v[i].z == kEmpty || v[i].w == kEmpty || lse[i] == kEmpty;
-      } while (waiting);
-      const float old_max = total.max;
-#pragma unroll
-      for (int i = 0; i < kBatch; i++) total.max = fmaxf(total.max, __uint_as_float(lse[i]));
-      const float origin = total.max == -INFINITY ? 0.f : total.max, old = exp2_approx(old_max - origin);
-      total.sum *= old;
-#pragma unroll
-      for (int e = 0; e < 8; e++) total.value[e] *= old;
-#pragma unroll
-      for (int i = 0; i < kBatch; i++) {
-        const float weight = exp2_approx(__uint_as_float(lse[i]) - origin);
-        float x[8];
-        unpack(v[i].x, x[0], x[1]), unpack(v[i].y, x[2], x[3]), unpack(v[i].z, x[4], x[5]), unpack(v[i].w, x[6], x[7]);
-        total.sum += weight;
-#pragma unroll
-        for (int e = 0; e < 8; e++) total.value[e] += weight * x[e];
-        store_relaxed_if(part + i * groups < s.parts, slot[i] + unit * 16, empty);
+    for (int e = 0; e < 4; e++) values[e * kThreads + thread] = make_float2(total.value[2 * e], total.value[2 * e + 1]);
+    __syncthreads();
+#pragma unroll 1
+    for (int i = thread; i < 4 * width; i += kThreads) {
+      const int lane_unit = i & width - 1, pair = i >> width_log, unit = from + lane_unit, h = unit / kUnits;
+      float top = -INFINITY, sum = 0.f, x = 0.f, y = 0.f;
+#pragma unroll 4
+      for (int g = 0; g < groups; g++) top = fmaxf(top, maxima[(g << width_log) + lane_unit]);
+      top = top == -INFINITY ? 0.f : top;
+#pragma unroll 4
+      for (int g = 0; g < groups; g++) {
+        const int at = (g << width_log) + lane_unit;
+        const float scale = exp2_approx(maxima[at] - top);
+        const float2 v = values[pair * kThreads + at];
+        sum += scale * weights[at], x += scale * v.x, y += scale * v.y;
       }
-    }
-    // Lanes of a warp that hold the same unit, then warps.
-#pragma unroll 1
-    for (int d = width; d < 32; d <<= 1) {
-      Partial other;
-      other.max = __shfl_xor_sync(~0u, total.max, d);
-      other.sum = __shfl_xor_sync(~0u, total.sum, d);
-#pragma unroll
-      for (int e = 0; e < 8; e++) other.value[e] = __shfl_xor_sync(~0u, total.value[e], d);
-      combine(total, other);
-    }
-    if (groups > 1) {
-      Partial *partials = (Partial *)(shared + kSharedScores);
-      const int rows = min(width, 32), warps_a_unit = max(width / 32, 1);  // units a warp holds; warps that hold different units
-      if (lane < rows && warp >= warps_a_unit) partials[warp * 32 + lane] = total;
-      __syncthreads();
-      if (warp >= warps_a_unit || lane >= rows) continue;
-#pragma unroll 1
-      for (int w = warp + warps_a_unit; w < kWarps; w += warps_a_unit) combine(total, partials[w * 32 + lane]);
-    }
-    if (unit < last_unit && group * kHeads + h < p.heads) {
-      const float inverse = reciprocal(total.sum);
-      const i64 out_head = (i64)s.request * p.heads + group * kHeads + h;
-      uint4 v;
-      v.x = pack(total.value[0] * inverse, total.value[1] * inverse), v.y = pack(total.value[2] * inverse, total.value[3] * inverse);
-      v.z = pack(total.value[4] * inverse, total.value[5] * inverse), v.w = pack(total.value[6] * inverse, total.value[7] * inverse);
-      *((uint4 *)(p.out + out_head * kDimCkv) + unit % kUnits) = v;
-      if (unit % kUnits == 0) p.lse[out_head] = total.max + log2_approx(total.sum);
+      if (unit < last_unit && group * kHeads + h < p.heads) {
+        const float inverse = reciprocal(sum);
+        *((u32 *)p.out + ((u64)(out_head + h) * kUnits + unit % kUnits) * 4 + pair) = pack(x * inverse, y * inverse);
+        if (unit % kUnits == 0 && pair == 0) p.lse[out_head + h] = top + log2_approx(sum);
+      }
     }
   }
-
-  // Every thread has its copy of the lse words: empty them too.
-  __syncthreads();
-  const int first_head = first_unit / kUnits, heads = (last_unit - 1) / kUnits - first_head + 1;
-#pragma unroll 1
-  for (int part = threadIdx.x; part < s.parts; part += kThreads) {
-    u32 *lse = (u32 *)(slot_address(p, slot_of(s, part), group) + kLseOffset) + copy * kHeads + first_head;
-#pragma unroll 1
-    for (int h = 0; h < heads; h++) store_relaxed(lse + h, kEmpty);
-  }
+  if (groups == 1) __syncthreads();
+  empty_lse(p, s, group, lse_at, heads, kThreads - 1 - thread, kThreads);
 }
 
 // ---- the kernel ------------------------------------------------------------------------------------------------------
@@ -654,48 +713,68 @@ __device__ __forceinline__ void load_pages(const Params &p, const Segment &s, in
 }
 
 // Empty requests belong to no CTA's work: out = 0, lse = -inf.
-__device__ __forceinline__ void fill_empty_requests(const Params &p, int cta, int ctas, int group) {
+__device__ __forceinline__ void fill_empty_requests(const Params &p, int cta, int ctas, int group, int thread) {
 #pragma unroll 1
   for (int r = cta; r < p.batch; r += ctas) {
     if (length_of(p, r, __ldg(p.kv_indptr + r), __ldg(p.kv_indptr + r + 1)) > 0) continue;
     const i64 first = (i64)r * p.heads + group * kHeads;
     const int heads = min(kHeads, p.heads - group * kHeads);
 #pragma unroll 1
-    for (int i = threadIdx.x; i < heads * kUnits; i += kThreads) *((uint4 *)(p.out + first * kDimCkv) + i) = make_uint4(0, 0, 0, 0);
-    if (threadIdx.x < heads) p.lse[first + threadIdx.x] = -INFINITY;
+    for (int i = thread; i < heads * kUnits; i += kThreads) *((uint4 *)(p.out + first * kDimCkv) + i) = make_uint4(0, 0, 0, 0);
+    if (thread < heads) p.lse[first + thread] = -INFINITY;
   }
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, MLA_CTAS_PER_SM) mla_paged_decode(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) u8 shared[];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int group = blockIdx.x % p.head_groups, cta = blockIdx.x / p.head_groups, ctas = gridDim.x / p.head_groups;
+  int thread = threadIdx.x;
+  asm volatile("" : "+r"(thread));  // keep it in a register: read anew for every use, it costs 30 instructions before the first copy
+  const int warp = thread / 32, lane = thread % 32;
+  const int group = blockIdx.x & (1 << p.group_shift) - 1, cta = blockIdx.x >> p.group_shift, ctas = gridDim.x >> p.group_shift;
   int page[kStages];
 
 #if MLA_FLAT
-  FlatPlan plan = plan_flat(p, shared, cta, ctas, warp, lane);
-  Segment head = {-1}, tail = {-1};  // the split requests this CTA ends (or only passes through) and begins
-  while (plan.first < plan.last) {
-    const Segment s = next_segment(p, plan, cta);
-    load_pages(p, s, page, lane);
-    attend(p, shared, s, page, group, warp, lane);
-    if (s.parts > 1) (s.part > 0 ? head : tail) = s;
+  // What must outlast a segment waits in shared memory: in registers it would spill.
+  FlatPlan *plan = (FlatPlan *)(shared + kSharedFlat);
+  const FlatPlan whole = plan_flat(p, shared, cta, ctas, warp, lane);
+  Segment *split = (Segment *)(shared + kSharedSplit);  // the split requests this CTA ends (or only passes through) and begins
+  if (thread < 2) split[thread].request = -1;
+  if (thread == 0) *plan = whole;
+  __syncthreads();
+  while (plan->first < plan->last) {
+    FlatPlan rest = *plan;
+    const Segment s = next_segment(p, rest, cta);
+    __syncthreads();
+    if (thread == 0) *plan = rest;
+    int fresh_lane = lane;
+    asm volatile("" : "+r"(fresh_lane));  // offsets from the lane are cheaper to compute for each segment than to spill
+    load_pages(p, s, page, fresh_lane);
+    attend(p, shared, s, page, group, warp, fresh_lane);
+    if (s.parts > 1 && thread == 0) split[s.part == 0] = s;
   }
-  fill_empty_requests(p, cta, ctas, group);
-  if (head.request >= 0) merge(p, shared, head, group, warp, lane);
-  if (tail.request >= 0) merge(p, shared, tail, group, warp, lane);
+  fill_empty_requests(p, cta, ctas, group, thread);
+  __syncthreads();
+#pragma unroll 1
+  for (int i = 0; i < 2; i++) {
+    if (split[i].request < 0) continue;
+    merge(p, shared, split[i], group, warp, lane);
+    __syncthreads();  // both merges use the same shared memory
+  }
 #else
   Segment s;
   bool empties;
   if (p.batch == 1) {
     // The load of the page indices for the host's bound overlaps the load of kv_indptr, and is right unless the table is padded.
-    s = plan_single(p.num_indices << (kPaged ? p.page_shift : 0), 0, p.single_chunk, cta);
-    if (s.request >= 0) load_pages(p, s, page, lane);
+    int chunk = p.single_chunk;
+    s = plan_single(p.num_indices << (kPaged ? p.page_shift : 0), 0, chunk, cta);
+    load_pages(p, s, page, lane);
     const int entry = __ldg(p.kv_indptr), length = length_of(p, 0, entry, __ldg(p.kv_indptr + 1));
     if (entry != 0 || length != p.num_indices << (kPaged ? p.page_shift : 0)) {
-      s = plan_single(length, entry, max(kMinChunk, (int)(length * p.even) + 1), cta);
-      if (s.request >= 0) load_pages(p, s, page, lane);
+      chunk = max(kMinChunk, (int)(length * p.even) + 1);
+      s = plan_single(length, entry, chunk, cta);
+      load_pages(p, s, page, lane);
     }
+    s.parts = ceil_div(length, chunk);
     empties = length == 0;
   } else {
     // Bring the page indices near this CTA's share to L2 while kv_indptr travels: together the CTAs cover them all.
@@ -707,7 +786,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MLA_CTAS_PER_SM) mla_page
     if (s.request >= 0) load_pages(p, s, page, lane);
   }
   if (s.request >= 0) attend(p, shared, s, page, group, warp, lane);
-  if (empties) fill_empty_requests(p, cta, ctas, group);
+  if (empties) fill_empty_requests(p, cta, ctas, group, thread);
   if (s.request >= 0 && s.parts > 1) merge(p, shared, s, group, warp, lane);
 #endif
 }

@@ -23,6 +23,7 @@ THREADS = 256
 TILE = 32
 SLOT_BYTES = 16 * 512 * 2 + 16 * 8 * 4
 STAGE_BYTES = TILE * (512 + 64) * 2
+QUERY_BYTES = 16 * (512 + 64) * 2
 FIXED_SHARED_BYTES = 8 * 16 * 40 * 4 + 16 * 80 + 2 * 16 * 4 + 512 + 1024 * 4
 PARAMS = struct.Struct("10Q8I3f6i4x")
 
@@ -54,7 +55,7 @@ class Variant:
         }
 
     def shared_bytes(self) -> int:
-        return self.stages * STAGE_BYTES + FIXED_SHARED_BYTES
+        return self.stages * STAGE_BYTES + (QUERY_BYTES if self.stages > 2 else 0) + FIXED_SHARED_BYTES
 
 
 def choose_variant(*, batch: int, head_groups: int, tokens: int, sm_count: int, fp16: bool, paged: bool) -> Variant:
@@ -194,7 +195,7 @@ def launch(q_nope, q_pe, ckv_cache, kpe_cache, kv_indptr, kv_indices, sm_scale, 
         out.data_ptr(), lse.data_ptr(), scratch,
         *(2 * s for t in (q_nope, q_pe, ckv_cache, kpe_cache) for s in t.stride()[:2]),
         sm_scale * LOG2_E, 1 / ctas, SURELY / max(ctas - batch, 1),
-        batch, heads, groups, entries, page_size.bit_length() - 1, max(TILE, -(-tokens // ctas)),
+        batch, heads, groups.bit_length() - 1, entries, page_size.bit_length() - 1, max(TILE, -(-tokens // ctas)),
     )  # fmt: skip
     block = ctypes.create_string_buffer(params, len(params))
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(block))
