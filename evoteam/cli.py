@@ -50,8 +50,6 @@ def run(folder: Path, resume: bool, unsafe: bool, base_url: str | None, no_strea
         config = SharedFolder.read(folder).state.config if resume else _configuration(**chosen)
         task, model = _task(config["task"]), _model(config["model"], folder, base_url, not no_stream)
         with SharedFolder.open(folder, None if resume else config) as shared, _judge(config, unsafe) as judge:
-            if shared.state.end:
-                click.echo(f"the run has ended before: {shared.state.end['text']}")
             Search(shared, model, judge, task, say=click.echo).run()
             click.echo(_ending(shared.state))
 
@@ -120,7 +118,7 @@ class _clear_errors:
         from evoteam.memory import FolderError
 
         if isinstance(error, (EvaluationError, ProviderError)):
-            raise Stopped(f"{error}\nthe run is kept; go on with: python -m evoteam run --resume --folder RUN") from None
+            raise Stopped(f"{error}\na run that had begun is kept: go on with --resume and the same --folder") from None
         if isinstance(error, FolderError):
             raise Stopped(str(error)) from None
         if isinstance(error, KeyboardInterrupt):

@@ -62,7 +62,8 @@ class Search:
 
     def run(self) -> str:
         """Go on until the run ends; the reason. ProviderError, JudgeError and FolderError leave it to be resumed."""
-        self._take_over()
+        if self.state.end is None:
+            self._take_over()
         while self.state.end is None:
             try:
                 self._step()

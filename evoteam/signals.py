@@ -6,6 +6,7 @@ A pure function of the state. Thresholds count tokens and attempts, never second
 from collections import Counter
 from dataclasses import dataclass
 
+from evoteam.digest import pairs
 from evoteam.state import Attempt, State
 from evoteam.team import SUPERVISOR, shorten
 
@@ -17,8 +18,9 @@ class Thresholds:
     """When work counts as stalled.
 
     min_gain: a new best by less than this part is noise. valid, token_share: valid attempts and part of the budget without
-    a gain. streak: failures of one kind in a row. retreat: failures of a technique after which dropping it is a retreat.
-    repeats: programs submitted again in one round. futile: revisions without a gain after which the supervisor may stop.
+    a gain. streak: failures of one kind in a row, or twice as many of any kind. retreat: failures of a technique after
+    which dropping it is a retreat. repeats: programs submitted again in one round. futile: revisions without a gain
+    after which the supervisor may stop.
     """
 
     min_gain: float = 0.02
@@ -98,14 +100,14 @@ def _streak(state: State, limits: Thresholds) -> list[Rule]:
         if attempt.valid:
             break
         failed.insert(0, attempt)
-    kinds = Counter(attempt.failure for attempt in failed)
-    for kind, count in kinds.items():
-        if count >= limits.streak:
-            last = next(attempt for attempt in reversed(failed) if attempt.failure == kind)
-            worst = ", ".join(f"{key} {value}" for key, value in last.verdict["worst"].items())
-            text = f"{len(failed)} failures in a row, {count} of them {kind}, last {last.id}" + (f" (worst: {worst})" if worst else "")
-            return [Rule("failure-streak", kind, text)]
-    return []
+    if not failed:
+        return []
+    kind, count = Counter(attempt.failure for attempt in failed).most_common(1)[0]
+    if count < limits.streak and len(failed) < 2 * limits.streak:
+        return []
+    last = next(attempt for attempt in reversed(failed) if attempt.failure == kind)
+    worst = f" (worst: {pairs(last.verdict['worst'])})" if last.verdict["worst"] else ""
+    return [Rule("failure-streak", kind, f"{len(failed)} failures in a row, {count} of them {kind}, last {last.id}{worst}")]
 
 
 def _retreat(state: State, limits: Thresholds) -> list[Rule]:

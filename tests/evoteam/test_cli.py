@@ -58,8 +58,9 @@ def test_run_status_teams_and_replay(tmp_path, toy):
     assert command("replay", folder, "--into", tmp_path / "kept").exit_code == 0 and SharedFolder.read(tmp_path / "kept").state.end
     assert "already holds a run" in command("replay", folder, "--into", tmp_path / "kept").output
 
+    before = (folder / "events.jsonl").read_bytes()
     again = command("run", "--folder", folder, "--resume")
-    assert "the run has ended before" in again.output and again.exit_code == 0
+    assert "ended (answers)" in again.output and again.exit_code == 0 and (folder / "events.jsonl").read_bytes() == before
 
 
 def test_status_of_a_run_that_waits_for_the_mailbox_names_the_file(tmp_path):

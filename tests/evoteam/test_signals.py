@@ -92,6 +92,15 @@ def test_a_streak_of_one_kind_is_named_with_its_worst_workload(kind):
     assert "failure-streak" not in story.fired
 
 
+def test_many_failures_of_different_kinds_are_a_streak_too():
+    story = Story()
+    for kind in ("compile", "crash", "timeout", "compile", "crash"):
+        story.attempt(failure=kind)
+    assert "failure-streak" not in story.fired
+    story.attempt(failure="timeout")
+    assert story.fired["failure-streak"].startswith("6 failures in a row, 2 of them compile, last a0004")
+
+
 def test_a_retreat_fires_once_for_the_same_failures():
     story = Story()
     story.attempt(1.0)
