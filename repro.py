@@ -1,6 +1,7 @@
 """Checks the kernel claims of "Evolving Agent Teams" on this machine and says which of them hold."""
 
 import json
+import math
 import secrets
 from pathlib import Path
 
@@ -35,7 +36,7 @@ with --strict, 3 if a claim could not be judged here; else 0."""
 @click.option("--trace", type=click.Path(path_type=Path), metavar="DIR", help="FlashInfer-Trace checkout to take page tables from.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    callback=lambda context, parameter, value: _folder(value),
     default="repro-report",
     show_default=True,
     metavar="DIR",
@@ -88,6 +89,8 @@ def main(context, mode, kernel, workloads, trace, out, json_only, seed, strict, 
     except KeyboardInterrupt:
         terminal.note("interrupted: no report was written")
         context.exit(130)
+    except record.RecordError as error:
+        raise click.UsageError(f"shipped record: {error}") from error
 
     judgements = [claims.judge(claim, session.evidence.get(claim.id, claims.Evidence(claims.NOT_RUN))) for claim in chosen]
     last_line = claims.summary_line(judgements)
@@ -118,6 +121,12 @@ def _write(out, text, page):
     return ""
 
 
+def _folder(name):
+    if not name:
+        raise click.BadParameter("is empty; give the folder to write to")
+    return Path(name)
+
+
 def _live(mode, out, live, model, budget_tokens, task):
     """The checked options of a live run, None without `--live`."""
     from evoteam.arms import ARMS, Live
@@ -129,7 +138,7 @@ def _live(mode, out, live, model, budget_tokens, task):
         return None
     if mode not in ARMS:
         raise click.UsageError(f"--live needs --mode {' or '.join(ARMS)}, and it is {mode}")
-    if not model or not budget_tokens or not task:
+    if not model or not task or not budget_tokens or not math.isfinite(budget_tokens):
         raise click.UsageError("--live needs --model NAME (or mailbox), --budget-tokens N and --task NAME")
     return Live(model, budget_tokens, task, out / "runs")
 

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 import repro as main_module
 from evoteam import parts, record
 from evoteam.claims import MODES
+from evoteam.session import Session
 
 ROOT = Path(__file__).parents[1]
 
@@ -37,6 +38,9 @@ def test_list_names_every_claim(repro):
         (("--kernel", "missing.py:f"), "missing.py does not exist"),
         (("--kernel", "missing.py"), "nor path.py:function"),
         (("--seed", "-1"), "-1 is not in the range"),
+        (("--out", ""), "is empty; give the folder to write to"),
+        (("--mode", "same-budget", "--live", "--model", "m", "--task", "t", "--budget-tokens", "nan"), "--budget-tokens N"),
+        (("--mode", "same-budget", "--live", "--model", "m", "--task", "t", "--budget-tokens", "inf"), "--budget-tokens N"),
         (("--nope",), "No such option"),
         (("extra",), "unexpected extra argument"),
     ],
@@ -114,6 +118,14 @@ def test_a_report_that_cannot_be_written_at_the_end_still_shows_the_verdicts(tmp
     result = CliRunner().invoke(main_module.main, ["--mode", "fixed-team", "--out", str(tmp_path)])
     assert result.exit_code == 2 and "No space left on device" in result.output
     assert "claims: 3 not-run" in result.output.splitlines()
+
+
+def test_a_broken_shipped_record_is_named(tmp_path, monkeypatch):
+    (tmp_path / "old.json").write_text("{")
+    monkeypatch.setattr(record.shipped, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(Session, "gpu", lambda self: None)
+    result = CliRunner().invoke(main_module.main, ["--mode", "run-only", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2 and "shipped record: " in result.output and "old.json is not JSON" in " ".join(result.output.split())
 
 
 def test_an_interrupted_run_is_no_verdict(tmp_path, monkeypatch):
