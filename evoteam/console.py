@@ -141,12 +141,12 @@ def scope_summary(record: dict) -> str:
     if summary["geomean"] is None:
         why = f"wrong on workload {summary['wrong']}" if summary["wrong"] else record["baseline_error"] or "no workload has a ratio"
         return f"no mean: {why}"
-    batches = ", ".join(f"B={batch} {value:.2f}x" for batch, value in summary["geomean_by_batch"].items())
+    batches = summary["geomean_by_batch"]
+    by_batch = "by batch: " + ", ".join(f"B={batch} {value:.2f}x" for batch, value in batches.items()) + "; "
     return (
-        f"geometric mean {summary['geomean']:.2f}x{f' ({batches})' if len(summary['geomean_by_batch']) <= 4 else ''}, "
-        f"arithmetic mean {summary['arithmetic_mean']:.2f}x\n"
-        f"faster on {summary['wins']}, slower on {summary['losses']} of {summary['n']}; "
-        f"worst workload {summary['worst']['index']} at {summary['worst']['ratio']:.2f}x"
+        f"geometric mean {summary['geomean']:.2f}x, arithmetic mean {summary['arithmetic_mean']:.2f}x, "
+        f"faster on {summary['wins']} of {summary['n']}\n"
+        f"{by_batch if len(batches) <= 4 else ''}worst workload {summary['worst']['index']} at {summary['worst']['ratio']:.2f}x"
     )
 
 

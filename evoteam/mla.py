@@ -154,7 +154,7 @@ def _show_recorded(session: Session) -> None:
         return
     path, stored = found
     name = str(path.relative_to(record.ROOT))
-    session.report["recorded"] = {"path": name, "created": stored["created"], "measurements": stored["measurements"]}
+    session.report["recorded"] = {key: stored.get(key, "") for key in ("created", "note", "measurements")} | {"path": name}
     changed = "" if stored["kernel"]["sha256"] == session.kernel.sha256 else ", an earlier version of the kernel"
     for claim in session.of(SCOPE_OF):
         if claim.scope in stored["measurements"]:

@@ -53,7 +53,7 @@ def measured(found: tuple | None) -> str:
     shown = ", ".join(f"{name} {versions[name]}" for name in ("torch", "triton", "flashinfer-python", "cuda", "driver") if name in versions)
     lines = [
         f"Measured {stored['created'][:10]} on one {stored['device']['name']} by `{' '.join(stored['command'])}`; {shown}.",
-        f"Raw samples: `{path.relative_to(record.ROOT)}`.",
+        f"Raw samples: `{path.relative_to(record.ROOT)}`. {stored.get('note', '')}".strip(),
         "",
         "| claim | paper | here | scope | verdict |",
         "|---|---|---|---|---|",

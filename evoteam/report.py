@@ -55,7 +55,8 @@ def render(report: dict, runs: Sequence = ()) -> str:
     """The page of a report.json. `runs` are views of searches (evoteam.run_report) to show with it."""
     now = report["measurements"]
     stored = {} if now or not report["recorded"] else report["recorded"]["measurements"]
-    sections = [section(name, record, bool(stored)) for name, record in (now or stored).items() if name in MEASUREMENTS]
+    origin = f"Measured {report['recorded']['created'][:10]}, nothing now. {report['recorded']['note']}" if stored else ""
+    sections = [section(name, (now or stored)[name], origin) for name in MEASUREMENTS if name in (now or stored)]
     contents = [
         ("verdicts", "Verdicts"),
         *([("observations", "Measured, not claimed")] if report["observations"] else []),
@@ -90,8 +91,8 @@ def render_run(title: str, facts: Sequence[tuple[str, str]], runs: Sequence) -> 
     return _template("run.html").render(title=title, facts=facts, runs=runs)
 
 
-def section(name: str, record: dict, stored: bool) -> dict:
-    """One measurement for the template: tiles, figures, table, clocks, samples."""
+def section(name: str, record: dict, origin: str = "") -> dict:
+    """One measurement for the template: tiles, figures, table, clocks, samples. `origin`: where a stored one comes from."""
     title, what, whole = MEASUREMENTS[name]
     drawn = figures.of_scope(name, record)
     columns, rows = _host_table(record) if name == "host" else _workload_table(record)
@@ -99,8 +100,8 @@ def section(name: str, record: dict, stored: bool) -> dict:
     note = f"{what} {record['statistic'].capitalize()} of {record.get('pairs', 200)} samples, {TIMERS[record['timer']]}; {FLUSHES[record['flush']]}."
     return {
         "id": name,
-        "title": f"{title}: recorded, not measured now" if stored else title,
-        "note": note,
+        "title": f"{title} (recorded)" if origin else title,
+        "note": f"{note} {origin}".strip(),
         "tiles": _tiles(record),
         "figures": drawn if whole else drawn[:1],
         "columns": columns,

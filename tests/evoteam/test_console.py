@@ -42,7 +42,8 @@ def test_summary_names_means_wins_and_the_worst(scope_record):
     record = scope_record("run")
     summary = record["summary"]
     text = console.scope_summary(record)
-    assert f"geometric mean {summary['geomean']:.2f}x (B=1 " in text and f"arithmetic mean {summary['arithmetic_mean']:.2f}x" in text
+    assert f"geometric mean {summary['geomean']:.2f}x, " in text and "by batch: B=1 " in text and f"arithmetic mean {summary['arithmetic_mean']:.2f}x" in text
+    assert max(map(len, f"run-clean: {text}".splitlines())) <= 80
     assert f"worst workload {summary['worst']['index']} at {summary['worst']['ratio']:.2f}x" in text
     record["summary"] |= {"geomean": None, "wrong": [3]}
     assert console.scope_summary(record) == "no mean: wrong on workload [3]"

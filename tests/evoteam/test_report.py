@@ -147,9 +147,10 @@ def test_one_workload_is_enough_for_every_chart(scope_record):
 
 
 def test_recorded_measurements_say_so(report_record):
-    report_record["recorded"] = {"measurements": report_record["measurements"]}
+    report_record["recorded"] = {"created": "2026-01-02T", "note": "A made-up note.", "measurements": report_record["measurements"]}
     report_record["measurements"] = {}
-    assert "The kernel alone: recorded, not measured now" in report.render(report_record)
+    html = report.render(report_record)
+    assert "The kernel alone (recorded)" in html and "Measured 2026-01-02, nothing now. A made-up note." in html
 
 
 def test_every_verdict_has_its_meaning():
