@@ -1,5 +1,6 @@
 """The run-only and extra-budget modes: every way a measurement can end, with made-up measurements in place of a GPU."""
 
+import inspect
 import json
 from pathlib import Path
 
@@ -29,12 +30,16 @@ def session(*modes, workloads=None, call=lambda *arguments: None):
 def gpu(monkeypatch, scope_record):
     """Makes every measurement answer with a made-up record; a test replaces one by what it is about."""
 
-    def answer(scope, **more):
-        def measured(kernel, workloads=(), *, progress=None, **_):
+    def answer(real, scope):
+        signature = inspect.signature(real)
+
+        def measured(*arguments, progress=None, **named):
+            signature.bind(*arguments, **named, **({"progress": progress} if progress else {}))
+            workloads = arguments[1] if len(arguments) > 1 else None
             found = scope_record(scope, 2.0, workloads or None)
             for i, row in enumerate(found["rows"] if progress else ()):
                 progress(i + 1, len(found["rows"]), row)
-            return found | more
+            return found
 
         return measured
 
@@ -46,7 +51,7 @@ def gpu(monkeypatch, scope_record):
         (serving, "measure_step", "step"),
         (serving, "measure_call", "call"),
     ):
-        monkeypatch.setattr(module, name, answer(scope))
+        monkeypatch.setattr(module, name, answer(getattr(module, name), scope))
     monkeypatch.setattr(record, "shipped", lambda kernel: None)
     monkeypatch.setattr(mla_paged_decode, "implementation", lambda device: "made-up")
     return monkeypatch
