@@ -21,7 +21,8 @@
 //     ckv   8 slabs (one a warp)     [32 tokens][64 dims]  128-byte rows, 16-byte chunk c of row t at c ^ (t & 7)
 //     kpe   4 slabs (warps 0..3)     [32 tokens][16 dims]   32-byte rows, 16-byte chunk c of row t at c ^ (t >> 2 & 1)
 //
-// Compile-time choices (kernels/mla_paged_decode_cuda.py): MLA_FP16, MLA_STAGES, MLA_CTAS_PER_SM, MLA_PAGED, MLA_FLAT, MLA_PER_LANE.
+// Compile-time choices (kernels/mla_paged_decode_cuda.py): MLA_FP16, MLA_STAGES, MLA_CTAS_PER_SM, MLA_PAGED, MLA_FLAT, MLA_PER_LANE;
+// and the host's figures to check: MLA_SHARED_BYTES, MLA_SLOT_BYTES, MLA_PARAMS_BYTES.
 
 #define INFINITY __int_as_float(0x7f800000)
 
@@ -67,8 +68,9 @@ constexpr int kSharedQuery = (kOwnQuery ? kStages : kStages - 1) * kStageBytes;
 constexpr int kSharedScores = kStages * kStageBytes + kQueryBytes;
 constexpr int kSharedProbs = kSharedScores + kScoreBytes;
 constexpr int kSharedStats = kSharedProbs + kHeads * kProbPitch;     // rescale[16], row_max[16]
-constexpr int kSharedPlan = kSharedStats + 2 * kHeads * 4;           // one Plan and one item count a warp
-constexpr int kSharedSplit = kSharedPlan + 320, kSharedFlat = kSharedSplit + 64, kSharedIndices = kSharedPlan + 512;
+constexpr int kSharedPlan = kSharedStats + 2 * kHeads * 4;           // flat plan: sums of the warps, the split requests, the plan
+constexpr int kSharedSplit = kSharedPlan + 64, kSharedFlat = kSharedSplit + 64;
+constexpr int kSharedIndices = kSharedFlat + 64;
 constexpr int kSharedBytes = kSharedIndices + kIndexRing * 4;
 
 static_assert(kStages == 2 || kStages == 3, "the rounds before tile 0 take their pages from registers");
@@ -88,6 +90,9 @@ struct Params {
   u32 heads;
   int group_shift, num_indices, page_shift, single_chunk;
 };
+
+static_assert(kSharedBytes == MLA_SHARED_BYTES && kSlotBytes == MLA_SLOT_BYTES && sizeof(Params) == MLA_PARAMS_BYTES,
+              "kernels/mla_paged_decode_cuda.py has other figures");
 
 // ---- PTX, each instruction wrapped once ------------------------------------------------------------------------------
 
@@ -161,12 +166,6 @@ __device__ __forceinline__ float reciprocal(float x) {
   asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// Volatile, to be issued where it stands: a load of page indices heads the chain that everything else waits for.
-__device__ __forceinline__ int load_index_if(bool on, const int *p) {
-  int v = -1;
-  asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.nc.u32 %0, [%1];}" : "+r"(v) : "l"(p), "r"((u32)on));
-  return v;
-}
 // 128-bit accesses are single-copy atomic, so one word tells whether all four have arrived. Predicated by hand: the compiler
 // turns a condition around volatile assembly into branches, four times the code, and a launch this short feels every cold
 // instruction fetch (66 KB of code down to 39 KB: 1.45x -> 1.58x of FlashInfer).
@@ -207,7 +206,7 @@ __device__ __forceinline__ int warp_inclusive_sum(int x, int lane) {
 
 // Tokens [first, last) of a request that is split into `parts`; this one is number `part`. The request's entries of kv_indices
 // start at `entry`; `base` is the CTA that holds part 0.
-struct __align__(16) Segment {
+struct Segment {
   int request, first, last, part, parts, base, entry;
 };
 
@@ -227,51 +226,69 @@ __device__ __forceinline__ Segment plan_single(int length, int entry, int chunk,
   return {first < length ? 0 : -1, first, min(first + chunk, length), cta, 0, 0, entry};
 }
 
-// One (request, piece) a CTA. Warp w tries the w-th of 8 chunk sizes between what an even split would need and what always
-// fits; the smallest whose pieces fit the grid wins, and a request's pieces are made equally long. `empties`: some request is.
-__device__ __forceinline__ Segment plan_item(const Params &p, u8 *shared, int cta, int ctas, int warp, int lane, bool &empties) {
-  Segment *plans = (Segment *)(shared + kSharedPlan);
-  int *counts = (int *)(plans + kWarps);
-  int begin[kPerLane + 1], length[kPerLane], pieces[kPerLane], even[kPerLane];
+// ceil(n / d) for 0 <= n < 2^21 by rounding: exact, since (n + d - 1/2) / d stays 1 / 2d away from whole numbers.
+__device__ __forceinline__ int ceil_div_small(float n, float d, float inverse_d) {
+  return __float_as_int(fmaf(n + (d - 0.5f), inverse_d, 8388608.f - 0.5f)) - 0x4b000000;
+}
+
+// One (request, piece) a CTA, for batches below 2^21 tokens. Every warp tries 8 chunk sizes between what an even split would need and what always fits; the
+// smallest whose pieces fit the grid wins, and a request's pieces are made equally long. `empties`: some request is.
+__device__ __forceinline__ Segment plan_item(const Params &p, int cta, int ctas, int lane, bool &empties) {
+  constexpr int kCandidates = 8;
+  int begin[kPerLane + 1], length[kPerLane], pieces[kPerLane];
   const int entries = __ldg(p.kv_indptr + p.batch) - __ldg(p.kv_indptr);
 #pragma unroll
   for (int i = 0; i <= kPerLane; i++) begin[i] = __ldg(p.kv_indptr + min(lane * kPerLane + i, p.batch));
-  // The chunk for the host's bound is ready before kv_indptr is; a padded table needs another one.
-  const auto chunk_for = [&](int entries) {
-    const int tokens = entries << (kPaged ? p.page_shift : 0);
-    const int low = max(kMinChunk, (int)(tokens * p.even) + 1), high = max(low, (int)(tokens * p.sure) + 1);
-    return low + (high - low) * warp / (kWarps - 1);
+  // The chunks for the host's bound are ready before kv_indptr is; a padded table needs others.
+  float low, step;
+  const auto chunks_for = [&](int entries) {
+    const float tokens = entries << (kPaged ? p.page_shift : 0);
+    low = fmaxf(kMinChunk, truncf(tokens * p.even) + 1);
+    step = ceilf((fmaxf(low, truncf(tokens * p.sure) + 1) - low) * (1.f / (kCandidates - 1)));
   };
-  int chunk = chunk_for(p.num_indices);
-  if (entries != p.num_indices) chunk = chunk_for(entries);
-  int sum = 0;
+  chunks_for(p.num_indices);
+  if (entries != p.num_indices) chunks_for(entries);
   bool none = false;
 #pragma unroll
   for (int i = 0; i < kPerLane; i++) {
     const int r = lane * kPerLane + i;
     length[i] = r < p.batch ? length_of(p, r, begin[i], begin[i + 1]) : 0;
-    sum += pieces[i] = ceil_div(length[i], chunk);
     none |= length[i] == 0 && r < p.batch;
   }
-#pragma unroll
-  for (int i = 0; i < kPerLane; i++) even[i] = ceil_div(length[i], max(pieces[i], 1));
   empties = __any_sync(~0u, none);
-  const int up_to = warp_inclusive_sum(sum, lane);
-  int base = up_to - sum;
+  float chunk = low + (kCandidates - 1) * step;
 #pragma unroll
-  for (int i = 0; i < kPerLane; i++) {
-    const int part = cta - base;
-    if (part >= 0 && part < pieces[i])
-      plans[warp] = {lane * kPerLane + i, part * even[i], min((part + 1) * even[i], length[i]), part, pieces[i], base, begin[i]};
-    base += pieces[i];
+  for (int k = kCandidates - 2; k >= 0; k--) {
+    const float c = low + k * step, inverse = reciprocal(c);
+    int n = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; i++) n += ceil_div_small(length[i], c, inverse);
+    if (__reduce_add_sync(~0u, n) <= ctas) chunk = c;
   }
-  if (lane == 31) {
-    counts[warp] = up_to;
-    if (cta >= up_to) plans[warp].request = -1;
+  int sum = 0;
+  const float inverse = reciprocal(chunk);
+#pragma unroll
+  for (int i = 0; i < kPerLane; i++) sum += pieces[i] = ceil_div_small(length[i], chunk, inverse);
+  const int up_to = warp_inclusive_sum(sum, lane);
+  int base = up_to - sum, mine_base = base, mine_pieces = pieces[0], mine_begin = begin[0], mine_length = length[0], mine_i = 0;
+#pragma unroll
+  for (int i = 1; i < kPerLane; i++) {
+    base += pieces[i - 1];
+    if (cta >= base) mine_base = base, mine_pieces = pieces[i], mine_begin = begin[i], mine_length = length[i], mine_i = i;
   }
-  __syncthreads();
-  const u32 fits = __ballot_sync(~0u, counts[lane % kWarps] <= ctas);
-  return plans[fits ? __ffs(fits) - 1 : kWarps - 1];
+  const u32 owner = __ballot_sync(~0u, cta >= up_to - sum && cta < up_to);
+  if (owner == 0) return {-1};
+  const int from = __ffs(owner) - 1;
+  Segment s;
+  s.request = from * kPerLane + __shfl_sync(~0u, mine_i, from);
+  s.parts = __shfl_sync(~0u, mine_pieces, from);
+  s.base = __shfl_sync(~0u, mine_base, from);
+  s.entry = __shfl_sync(~0u, mine_begin, from);
+  const int tokens = __shfl_sync(~0u, mine_length, from), even = ceil_div_small(tokens, s.parts, reciprocal(s.parts));
+  s.part = cta - s.base;
+  s.first = s.part * even;
+  s.last = min(s.first + even, tokens);
+  return s;
 }
 
 // Equal token counts a CTA, for batches that leave no CTAs to split with. `begin` of a request is its place in the batch's tokens.
@@ -335,7 +352,7 @@ __device__ __forceinline__ Segment next_segment(const Params &p, FlatPlan &plan,
 // Page of the segment's token number `i` (from its first), -1 past its end.
 __device__ __forceinline__ int page_of(const Params &p, const Segment &s, int i) {
   const int token = s.first + i;
-  return load_index_if(token < s.last, p.kv_indices + s.entry + (kPaged ? token >> p.page_shift : token));
+  return token < s.last ? __ldg(p.kv_indices + s.entry + (kPaged ? token >> p.page_shift : token)) : -1;
 }
 
 // Starts the copy of this warp's slabs of 32 tokens; lane t holds the page of token t, or -1 for zeros (0 x NaN must not reach a sum).
@@ -782,7 +799,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MLA_CTAS_PER_SM) mla_page
       const int each = (p.num_indices + ctas - 1) / ctas, at = cta * each + lane * 32;
       if (lane * 32 < each && at < p.num_indices) prefetch_l2(p.kv_indices + at);
     }
-    s = plan_item(p, shared, cta, ctas, warp, lane, empties);
+    s = plan_item(p, cta, ctas, lane, empties);
     if (s.request >= 0) load_pages(p, s, page, lane);
   }
   if (s.request >= 0) attend(p, shared, s, page, group, warp, lane);

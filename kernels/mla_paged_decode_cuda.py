@@ -4,7 +4,9 @@ Tensors arrive checked (kernels/mla_paged_decode.py). The variant follows from s
 ``kv_indices`` length replays for any lengths within it.
 """
 
+import contextlib
 import ctypes
+import functools
 import struct
 import threading
 from dataclasses import dataclass
@@ -17,20 +19,20 @@ from .nvrtc import CompileError, compile_cubin
 SOURCE = Path(__file__).with_name("mla_paged_decode.cu")
 ARCH = "sm_90a"
 
-# Mirrors of constants in mla_paged_decode.cu; tests/kernels/test_nvrtc.py compares them with the source.
+# The source's own figures, which it checks against these when it is compiled.
 HEADS_A_CTA = 16
 THREADS = 256
 TILE = 32
 SLOT_BYTES = 16 * 512 * 2 + 16 * 8 * 4
 STAGE_BYTES = TILE * (512 + 64) * 2
 QUERY_BYTES = 16 * (512 + 64) * 2
-FIXED_SHARED_BYTES = 8 * 16 * 40 * 4 + 16 * 80 + 2 * 16 * 4 + 512 + 1024 * 4
+FIXED_SHARED_BYTES = 8 * 16 * 40 * 4 + 16 * 80 + 2 * 16 * 4 + 3 * 64 + 1024 * 4
 PARAMS = struct.Struct("10Q8I3f6i4x")
 
 LOG2_E = 1.4426950408889634
 SURELY = 1 + 2**-20  # more than the rounding of the device's product with the token count
-SHORT_STAGES = 3
 SHORT_TOKENS = 20_000  # up to here one CTA an SM with three stages is faster, beyond it two CTAs with two
+ITEM_TOKENS = 2**21  # above it the plan by pieces loses its exact arithmetic
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,9 @@ class Variant:
             "MLA_PAGED": int(self.paged),
             "MLA_FLAT": int(self.flat),
             "MLA_PER_LANE": self.per_lane,
+            "MLA_SHARED_BYTES": self.shared_bytes(),
+            "MLA_SLOT_BYTES": SLOT_BYTES,
+            "MLA_PARAMS_BYTES": PARAMS.size,
         }
 
     def shared_bytes(self) -> int:
@@ -64,10 +69,10 @@ def choose_variant(*, batch: int, head_groups: int, tokens: int, sm_count: int, 
     A plan by pieces needs CTAs to split requests with: at least two a request. Larger batches get equal token counts a CTA.
     """
     if tokens * head_groups <= SHORT_TOKENS and 2 * batch * head_groups <= sm_count:
-        stages, ctas_per_sm = SHORT_STAGES, 1
+        stages, ctas_per_sm = 3, 1
     else:
         stages, ctas_per_sm = 2, 2
-    flat = batch > 128 or 2 * batch * head_groups > ctas_per_sm * sm_count
+    flat = batch > 128 or 2 * batch * head_groups > ctas_per_sm * sm_count or (batch > 1 and tokens >= ITEM_TOKENS)
     per_lane = 1 if flat or batch <= 32 else 2 if batch <= 64 else 4
     return Variant(fp16, stages, ctas_per_sm, paged, flat, per_lane)
 
@@ -93,37 +98,90 @@ class _Loaded:
 
         self.shared_bytes = variant.shared_bytes()
         cubin = compile_cubin(SOURCE, "mla_paged_decode", ARCH, variant.defines())
-        with torch.cuda.device(device):
+        with torch.cuda.device(device), _outside_capture():
             torch.cuda.current_stream()  # creates the device's primary context
             module = _check(driver.cuModuleLoadData(cubin.code))
             self.function = _check(driver.cuModuleGetFunction(module, b"mla_paged_decode"))
             attribute = driver.CUfunction_attribute
-            _check(driver.cuFuncSetAttribute(self.function, attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, self.shared_bytes))
-            _check(driver.cuFuncSetAttribute(self.function, attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100))
+            for name, value in (
+                (attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, self.shared_bytes),
+                (attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
+            ):
+                _check(driver.cuFuncSetAttribute(self.function, name, value))
             per_sm = _check(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, THREADS, self.shared_bytes))
         self.resident = per_sm * torch.cuda.get_device_properties(device).multi_processor_count
         if self.resident == 0:
-            raise CompileError(f"{variant} does not fit an SM of device {device}: it asks for {self.shared_bytes} bytes of shared memory")
+            raise CompileError(
+                f"{variant} does not fit an SM of device {device}: it asks for {self.shared_bytes} bytes of shared memory"
+            )
 
 
 def _check(result):
+    """The value of a driver call, or its error as a RuntimeError."""
     status, *values = result
     if status.value != 0:
         raise RuntimeError(f"CUDA driver: {status.name}")
     return values[0] if values else None
 
 
+@contextlib.contextmanager
+def _outside_capture():
+    """Let this thread load modules and allocate while a stream is being captured; neither becomes part of the graph."""
+    from cuda.bindings import driver
+
+    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    previous = _check(driver.cuThreadExchangeStreamCaptureMode(mode))
+    try:
+        yield
+    finally:
+        _check(driver.cuThreadExchangeStreamCaptureMode(previous))
+
+
 _loaded: dict[tuple[int, Variant], _Loaded] = {}
-_scratch: dict[tuple[int, int, int], tuple[object, int, int]] = {}  # (device, stream, capture) -> (owner, address, slots)
 _lock = threading.Lock()
 
 
 def _load(device: int, variant: Variant) -> _Loaded:
-    found = _loaded.get((device, variant))
-    if found is None:
-        with _lock:
-            found = _loaded.setdefault((device, variant), _Loaded(variant, device))
+    with _lock:
+        found = _loaded.get((device, variant))
+        if found is None:
+            found = _loaded[device, variant] = _Loaded(variant, device)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Geometry:
+    """What a launch needs beside addresses and strides; it follows from shapes alone."""
+
+    loaded: _Loaded
+    grid: int
+    slots: int
+    numbers: tuple  # the tail of Params, from `even` on
+
+
+@functools.lru_cache(maxsize=4096)
+def _geometry(device: int, batch: int, heads: int, page_size: int, entries: int, fp16: bool, lens_given: bool) -> _Geometry:
+    tokens = entries * page_size
+    groups = -(-heads // HEADS_A_CTA)
+    variant = choose_variant(
+        batch=batch,
+        head_groups=groups,
+        tokens=tokens,
+        sm_count=torch.cuda.get_device_properties(device).multi_processor_count,
+        fp16=fp16,
+        paged=page_size > 1 or lens_given,
+    )
+    loaded = _load(device, variant)
+    ctas = max(1, min(loaded.resident // groups, -(-tokens // TILE) + (0 if batch == 1 else batch)))
+    chunk_of_one = max(TILE, -(-tokens // ctas))
+    numbers = (
+        1 / ctas, SURELY / max(ctas - batch, 1),
+        batch, heads, groups.bit_length() - 1, entries, page_size.bit_length() - 1, chunk_of_one,
+    )  # fmt: skip
+    return _Geometry(loaded, ctas * groups, ctas * groups * (2 if variant.flat else 1), numbers)
+
+
+_scratch: dict[tuple[int, int, int], tuple[object, int, int]] = {}  # (device, stream, capture) -> (owner, address, slots)
 
 
 def _scratch_address(device: int, stream: int, slots: int) -> int:
@@ -132,38 +190,38 @@ def _scratch_address(device: int, stream: int, slots: int) -> int:
     Launches of one stream follow each other and may share scratch. A graph may later run beside any stream, so each capture
     gets its own; it is kept for the life of the process because the graph's end is not visible from here.
     """
-    capture = 0
-    if torch.cuda.is_current_stream_capturing():
-        from cuda.bindings import driver
-
-        capture = int(_check(driver.cuStreamGetCaptureInfo(stream)[:3:2]))
+    capture = _capture_id(stream) if torch.cuda.is_current_stream_capturing() else 0
     key = (device, 0 if capture else stream, capture)
     held = _scratch.get(key)
     if held is None or held[2] < slots:
-        with _lock:
-            if capture:
-                address = _allocate_during_capture(slots * SLOT_BYTES)
-                held = _scratch[key] = (held, address, slots)
-            else:
-                words = torch.full((slots * SLOT_BYTES // 4,), -1, dtype=torch.int32, device=torch.device("cuda", device))
-                held = _scratch[key] = (words, words.data_ptr(), slots)
+        if capture:
+            # `held` is kept as owner: launches captured before go on using it
+            held = (held, _allocate_empty(slots * SLOT_BYTES), slots)
+        else:
+            words = torch.full((slots * SLOT_BYTES // 4,), -1, dtype=torch.int32, device=torch.device("cuda", device))
+            held = (words, words.data_ptr(), slots)
+        _scratch[key] = held
     return held[1]
 
 
-def _allocate_during_capture(size: int) -> int:
-    """Memory filled with ones, outside of the capture: its filling must happen once, not at every replay."""
+def _capture_id(stream: int) -> int:
     from cuda.bindings import driver
 
-    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    previous = _check(driver.cuThreadExchangeStreamCaptureMode(mode))
-    try:
+    status, _, capture, *_ = driver.cuStreamGetCaptureInfo(stream)
+    _check((status,))
+    return int(capture)
+
+
+def _allocate_empty(size: int) -> int:
+    """Memory of empty slots, filled once now and not at every replay of the graph that is being captured."""
+    from cuda.bindings import driver
+
+    with _outside_capture():
         address = _check(driver.cuMemAlloc(size))
         stream = _check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
         _check(driver.cuMemsetD32Async(address, 0xFFFFFFFF, size // 4, stream))
         _check(driver.cuStreamSynchronize(stream))
         _check(driver.cuStreamDestroy(stream))
-    finally:
-        _check(driver.cuThreadExchangeStreamCaptureMode(previous))
     return int(address)
 
 
@@ -172,31 +230,23 @@ def launch(q_nope, q_pe, ckv_cache, kpe_cache, kv_indptr, kv_indices, sm_scale, 
     from cuda.bindings import driver
 
     batch, heads, _ = q_nope.shape
-    page_size = ckv_cache.shape[1]
-    entries = kv_indices.shape[0]
-    tokens = entries * page_size
-    groups = -(-heads // HEADS_A_CTA)
     device = q_nope.device.index
-    variant = choose_variant(
-        batch=batch,
-        head_groups=groups,
-        tokens=tokens,
-        sm_count=torch.cuda.get_device_properties(device).multi_processor_count,
-        fp16=q_nope.dtype == torch.float16,
-        paged=page_size > 1 or kv_lens is not None,
+    geometry = _geometry(
+        device, batch, heads, ckv_cache.shape[1], kv_indices.shape[0], q_nope.dtype == torch.float16, kv_lens is not None
     )
-    loaded = _load(device, variant)
-    ctas = max(1, min(loaded.resident // groups, -(-tokens // TILE) + (0 if batch == 1 else batch)))
     stream = torch.cuda.current_stream(device).cuda_stream
-    scratch = _scratch_address(device, stream, ctas * groups * (2 if variant.flat else 1))
     params = PARAMS.pack(
         q_nope.data_ptr(), q_pe.data_ptr(), ckv_cache.data_ptr(), kpe_cache.data_ptr(),
         kv_indptr.data_ptr(), kv_indices.data_ptr(), 0 if kv_lens is None else kv_lens.data_ptr(),
-        out.data_ptr(), lse.data_ptr(), scratch,
-        *(2 * s for t in (q_nope, q_pe, ckv_cache, kpe_cache) for s in t.stride()[:2]),
-        sm_scale * LOG2_E, 1 / ctas, SURELY / max(ctas - batch, 1),
-        batch, heads, groups.bit_length() - 1, entries, page_size.bit_length() - 1, max(TILE, -(-tokens // ctas)),
+        out.data_ptr(), lse.data_ptr(), _scratch_address(device, stream, geometry.slots),
+        *(2 * stride for tensor in (q_nope, q_pe, ckv_cache, kpe_cache) for stride in tensor.stride()[:2]),
+        sm_scale * LOG2_E, *geometry.numbers,
     )  # fmt: skip
     block = ctypes.create_string_buffer(params, len(params))
-    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(block))
-    _check(driver.cuLaunchCooperativeKernel(loaded.function, ctas * groups, 1, 1, THREADS, 1, 1, loaded.shared_bytes, stream, ctypes.addressof(pointers)))
+    pointers = ctypes.c_void_p(ctypes.addressof(block))
+    loaded = geometry.loaded
+    _check(
+        driver.cuLaunchCooperativeKernel(
+            loaded.function, geometry.grid, 1, 1, THREADS, 1, 1, loaded.shared_bytes, stream, ctypes.addressof(pointers)
+        )
+    )
