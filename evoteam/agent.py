@@ -1,8 +1,9 @@
 """One turn: the model is asked, its tool calls are answered, until the turn is over.
 
-Where the turn stands is read from the journal before every step, so a turn that was interrupted goes on at the same place.
+Where the turn stands is read from the journal before every step, so an interrupted turn goes on at the same place.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,7 +88,8 @@ def _left(folder: SharedFolder, talk: Talk, limits: TurnLimits) -> str:
     parts = [f"{limits.calls - talk.calls} calls"]
     if limits.evaluations:
         parts.append(f"{limits.evaluations - talk.evaluations} evaluations")
-    parts.append(f"about {max(0.0, limits.tokens - talk.tokens):,.0f} tokens")
+    if math.isfinite(limits.tokens):
+        parts.append(f"about {max(0.0, limits.tokens - talk.tokens):,.0f} tokens")
     return f"[left in this turn: {', '.join(parts)}; left of the run: {folder.state.ledger.share_left:.0%}]"
 
 
@@ -132,4 +134,6 @@ def _cut_call(reply: Reply, allowed: int) -> dict[str, str]:
     uses = [block["id"] for block in reply.content if block["type"] == "tool_use"]
     if reply.stop_reason != "max_tokens" or not uses:
         return {}
-    return {uses[-1]: f"your answer was cut at {allowed} tokens, so this call may be incomplete; write less in one answer"}
+    return {
+        uses[-1]: f"your answer was cut at {allowed} tokens, so this call may be incomplete; write less in one answer"
+    }

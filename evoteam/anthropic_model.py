@@ -3,8 +3,9 @@
 import json
 import os
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Callable, Iterable
+from typing import Any
 
 from evoteam.budget import Usage, tokens_of
 from evoteam.llm import ProviderError, Reply, Request, estimated_usage, tidy

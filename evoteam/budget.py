@@ -77,7 +77,9 @@ class Rates:
         return self.tokens(usage) * self.dollars_in * factor / 1e6
 
     def describe(self) -> str:
-        ratios = f"input x1, cache write x{self.cache_write:g}, cache read x{self.cache_read:g}, output x{self.output:g}"
+        ratios = (
+            f"input x1, cache write x{self.cache_write:g}, cache read x{self.cache_read:g}, output x{self.output:g}"
+        )
         return ratios + (" (assumed: no price is known for this model)" if self.assumed else "")
 
 
@@ -109,7 +111,9 @@ class Budget:
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise BudgetError(f"the ceiling for {name} is {value}; wanted a number above 0")
         if self.dollars is not None and price.assumed:
-            raise BudgetError(f"no price is known for {model!r}: give --budget-tokens, or add a row to evoteam/prices.json")
+            raise BudgetError(
+                f"no price is known for {model!r}: give --budget-tokens, or add a row to evoteam/prices.json"
+            )
 
 
 @dataclass(slots=True)
@@ -161,7 +165,9 @@ class Ledger:
         prompt = Usage(cache_write=prompt_tokens)
         allowed = float(wanted)
         if self.budget.tokens is not None:
-            allowed = min(allowed, (self.budget.tokens - self.total.tokens - self.price.tokens(prompt)) / self.price.output)
+            allowed = min(
+                allowed, (self.budget.tokens - self.total.tokens - self.price.tokens(prompt)) / self.price.output
+            )
         if self.budget.dollars is not None:
             left = self.budget.dollars - self.total.dollars - self.price.dollars(prompt)
             one = self.price.dollars(prompt + Usage(output=1)) - self.price.dollars(prompt)

@@ -31,12 +31,26 @@ def main() -> None:
 @main.command()
 @click.option("--folder", type=FOLDER, required=True, help="Run folder; everything is written there.")
 @click.option("--task", help="What to optimize, such as mla-paged-decode-cpu.")
-@click.option("--arm", type=click.Choice(ARMS), default="evolving", show_default=True, help="The team, and whether it may be revised.")
+@click.option(
+    "--arm",
+    type=click.Choice(ARMS),
+    default="evolving",
+    show_default=True,
+    help="The team, and whether it may be revised.",
+)
 @click.option("--model", help="A model's name, `mailbox`, or `scripted:FILE`.")
 @click.option("--budget-tokens", type=float, help="Ceiling in input-equivalent tokens.")
 @click.option("--budget-dollars", type=float, help="Ceiling in dollars; needs a model with a known price.")
-@click.option("--effort", type=click.Choice(EFFORTS), help="Effort asked of the model, for every role. [default: the provider's]")
-@click.option("--evaluate-by", type=click.Choice(["here", "mailbox"]), default="here", show_default=True, help="Where verdicts are made.")
+@click.option(
+    "--effort", type=click.Choice(EFFORTS), help="Effort asked of the model, for every role. [default: the provider's]"
+)
+@click.option(
+    "--evaluate-by",
+    type=click.Choice(["here", "mailbox"]),
+    default="here",
+    show_default=True,
+    help="Where verdicts are made.",
+)
 @click.option("--base-url", help="A server that speaks the Messages API. [default: ANTHROPIC_BASE_URL]")
 @click.option("--no-stream", is_flag=True, help="Ask for whole answers, for servers that cannot stream.")
 @click.option("--unsafe", is_flag=True, help="Evaluate without confinement where none works.")
@@ -54,7 +68,14 @@ def run(folder: Path, resume: bool, unsafe: bool, base_url: str | None, no_strea
             click.echo(_ending(shared.state))
 
 
-def _configuration(task: str | None, arm: str, model: str | None, budget_tokens: float | None, budget_dollars: float | None, **rest: Any) -> dict:
+def _configuration(
+    task: str | None,
+    arm: str,
+    model: str | None,
+    budget_tokens: float | None,
+    budget_dollars: float | None,
+    **rest: Any,
+) -> dict:
     from evoteam.budget import Budget, BudgetError
     from evoteam.search import configuration
 
@@ -128,7 +149,8 @@ class _clear_errors:
 def _ending(state: Any) -> str:
     total, best = state.ledger.total, state.best
     found = f"best {best.id}: {best.score:.3f}" if best else "nothing valid was found"
-    return f"ended ({state.end['reason']}): {found}; {total.tokens:,.0f} tokens, {total.evaluations} evaluations, {len(state.tenures)} teams"
+    used = f"{total.tokens:,.0f} tokens, {total.evaluations} evaluations, {len(state.tenures)} teams"
+    return f"ended ({state.end['reason']}): {found}; {used}"
 
 
 @main.command()

@@ -20,7 +20,9 @@ def profile_lines(verdict: dict) -> list[str]:
 
 
 def pairs(record: dict) -> str:
-    return ", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in record.items())
+    return ", ".join(
+        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in record.items()
+    )
 
 
 def _subject(row: dict) -> str:

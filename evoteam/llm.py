@@ -92,14 +92,22 @@ def _block(given: Any) -> dict:
         return {"type": "text", "text": given if isinstance(given, str) else "(no content block)"}
     if not _deep(given):
         return given
-    return given | {"input": None} if given["type"] == "tool_use" else {"type": "text", "text": "(a block nested too deeply)"}
+    return (
+        given | {"input": None}
+        if given["type"] == "tool_use"
+        else {"type": "text", "text": "(a block nested too deeply)"}
+    )
 
 
 def _deep(value: Any) -> bool:
     """Nested beyond what any answer needs, and what JSON writers can bear."""
     level = [value]
     for _ in range(MAX_DEPTH):
-        level = [child for item in level for child in (item.values() if isinstance(item, dict) else item if isinstance(item, list) else ())]
+        level = [
+            child
+            for item in level
+            for child in (item.values() if isinstance(item, dict) else item if isinstance(item, list) else ())
+        ]
         if not level:
             return False
     return True
@@ -194,5 +202,10 @@ class ReplayModel:
             raise RecordingEnds(request.role, len(recorded))
         event = recorded[request.number]
         return Reply(
-            event["content"], event["stop_reason"], Usage.of(event["usage"]), event["model"], event.get("faults", {}), event["retries"]
+            event["content"],
+            event["stop_reason"],
+            Usage.of(event["usage"]),
+            event["model"],
+            event.get("faults", {}),
+            event["retries"],
         )

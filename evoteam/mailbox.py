@@ -10,8 +10,8 @@ import os
 import re
 import string
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable
 
 from evoteam.budget import KINDS, Usage
 from evoteam.llm import Reply, Request, estimated_usage, tidy
@@ -64,11 +64,13 @@ def _complete(answer: Path) -> bool:
 def render(request: Request, answer: str) -> str:
     """The request as one Markdown document that needs nothing beside it."""
     tools = "\n\n".join(_render_tool(tool) for tool in request.tools)
-    talk = "\n\n".join(f"## {_speaker(message)}\n\n{_render_content(message['content'])}" for message in request.messages)
+    talk = "\n\n".join(
+        f"## {_speaker(message)}\n\n{_render_content(message['content'])}" for message in request.messages
+    )
     page = string.Template(FORMAT.read_text("utf-8"))
     return page.substitute(
-        role=request.role, key=request.key, answer=answer, end=END, system=request.system, conversation=talk, tools=tools,
-        max_tokens=request.max_tokens,
+        role=request.role, key=request.key, answer=answer, end=END, max_tokens=request.max_tokens,
+        system=request.system, conversation=talk, tools=tools,
     )  # fmt: skip
 
 
@@ -125,7 +127,9 @@ def read_answer(text: str, request: Request) -> Reply:
     said, calls = _parse(body)
     content, faults = tidy([{"type": "text", "text": said}, *calls], request.key)
     stop = "tool_use" if calls else "end_turn"
-    return Reply(content, stop, _stated_usage(facts) or estimated_usage(request, body), facts.get("model") or "unstated", faults)
+    return Reply(
+        content, stop, _stated_usage(facts) or estimated_usage(request, body), facts.get("model") or "unstated", faults
+    )
 
 
 def _front_matter(body: str) -> tuple[dict[str, str], str]:
@@ -215,7 +219,9 @@ class MailboxJudge:
         path = attempt_dir / "verdict.json"
         expected = self.hashes | {"task": self.task, "source_sha256": hashlib.sha256(source.read_bytes()).hexdigest()}
         if not path.exists():
-            self.say(f"waiting for {path}; make it with: python -m evoteam evaluate {attempt_dir} --task {self.task} --full")
+            self.say(
+                f"waiting for {path}; make it with: python -m evoteam evaluate {attempt_dir} --task {self.task} --full"
+            )
         while True:
             if path.exists() and (verdict := self._accept(path, expected, best)):
                 return verdict

@@ -8,8 +8,9 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -18,7 +19,13 @@ from evoteam.state import State
 SCHEMA = 1
 MIN_FREE = 16 * 2**20  # bytes wanted on the disk before anything is paid for
 JOURNAL = "events.jsonl"
-PAID = ("reply", "verdict", "provider", "decision", "end")  # must outlive a power cut; what follows from them is made again
+PAID = (
+    "reply",
+    "verdict",
+    "provider",
+    "decision",
+    "end",
+)  # must outlive a power cut; what follows from them is made again
 
 
 class FolderError(RuntimeError):
@@ -80,7 +87,9 @@ class SharedFolder:
                 event = _event(line) if line.endswith(b"\n") else None
                 torn += event is None
                 if event and number == 0 and event.get("schema", 0) > SCHEMA:
-                    raise FolderError(f"{path} was written by a newer version (schema {event['schema']}, this one reads {SCHEMA})")
+                    raise FolderError(
+                        f"{path} was written by a newer version (schema {event['schema']}, this one reads {SCHEMA})"
+                    )
                 if event:
                     state.apply(event)
         return cls(path, state, torn)
@@ -158,7 +167,8 @@ class SharedFolder:
         free = shutil.disk_usage(self.path).free
         if free < MIN_FREE:
             raise FolderError(
-                f"{free / 2**20:.1f} MB are free under {self.path}, wanted {MIN_FREE / 2**20:.0f}; make room and continue with --resume"
+                f"{free / 2**20:.1f} MB are free under {self.path}, wanted {MIN_FREE / 2**20:.0f}; "
+                "make room and continue with --resume"
             )
 
     def store(self, relative: str, files: dict[str, str]) -> Path:
@@ -192,14 +202,18 @@ class SharedFolder:
         path = self.path / "attempts" / attempt / "kernel.py"
         text = path.read_bytes().decode("utf-8", "replace")
         if sha256(text) != self.state.attempts[attempt].source_sha256:
-            raise FolderError(f"{path} is not what was evaluated: its hash differs from the journal's; restore it from a copy")
+            raise FolderError(
+                f"{path} is not what was evaluated: its hash differs from the journal's; restore it from a copy"
+            )
         return text
 
     def text(self, relative: str) -> str:
         """A text file of the folder; FolderError for a path that leads out of it, links included."""
         path = (self.path / relative).resolve()
         if not path.is_relative_to(self.path.resolve()):
-            raise FolderError(f"{relative!r} leads out of the shared folder; give a path inside it, such as attempts/a0001/kernel.py")
+            raise FolderError(
+                f"{relative!r} leads out of the shared folder; give a path inside it, such as attempts/a0001/kernel.py"
+            )
         if not path.is_file():
             raise FolderError(f"there is no file {relative!r} in the shared folder")
         return path.read_bytes().decode("utf-8", "replace")

@@ -10,7 +10,12 @@ from evoteam.search import Search
 from kernels.tasks import load_task
 
 DECISIONS = ("team", "turn", "tool", "nudge", "attempt", "verdict", "repeat", "note", "turn_end", "decision", "end")
-INCIDENTAL = ("seq", "t", "snapshot", "prompt_sha256")  # differ when a run was interrupted, or a prompt was edited since
+INCIDENTAL = (
+    "seq",
+    "t",
+    "snapshot",
+    "prompt_sha256",
+)  # differ when a run was interrupted, or a prompt was edited since
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,9 @@ def replay(recorded: Path, target: Path, *, remeasure: bool = False, unsafe: boo
 def _decisions(journal: Path) -> list[tuple[str, dict]]:
     """What was decided, and a short name of it for messages."""
     events = [event for event in read_events(journal) if event["kind"] in DECISIONS]
-    return [(_title(event), {name: value for name, value in event.items() if name not in INCIDENTAL}) for event in events]
+    return [
+        (_title(event), {name: value for name, value in event.items() if name not in INCIDENTAL}) for event in events
+    ]
 
 
 def _title(event: dict) -> str:

@@ -1,14 +1,16 @@
-"""The loop of a run: the team works through its order, the supervisor looks, the team goes on, is rewritten, or the run ends.
+"""The loop of a run: the team works through its order, the supervisor looks, the team goes on or is rewritten.
 
 Each step begins with what the journal says, so going on after an interruption and starting anew are the same code.
 """
 
 import json
+import os
 import platform
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib import metadata
 from string import Template
-from typing import Any, Callable
+from typing import Any
 
 from evoteam import supervisor
 from evoteam.agent import PROMPTS, TurnLimits, open_turn, take_turn
@@ -27,8 +29,7 @@ PACKAGES = ("anthropic", "pydantic", "torch", "triton")
 
 
 def configuration(
-    *, task: str, arm: str, model: str, budget: Budget, effort: str = "", max_tokens: int = MAX_TOKENS, evaluate_by: str = "here",
-    thresholds: Thresholds = Thresholds(), label: dict[str, Any] | None = None,
+    *, task: str, arm: str, model: str, budget: Budget, effort: str = "", evaluate_by: str = "here",
 ) -> dict:  # fmt: skip
     """What stands in run.json and in the first event: everything that decides how a run goes."""
     price = rates(model)
@@ -37,10 +38,11 @@ def configuration(
         ceiling = budget.tokens or budget.dollars / price.dollars_in * 1e6
         budget = Budget(budget.tokens, budget.dollars, max(1, round(ceiling / EVALUATION_TOKENS)), budget.gpu_seconds)
     return {
-        "task": task, "arm": arm, "model": model, "effort": effort, "max_tokens": max_tokens, "evaluate_by": evaluate_by,
-        "budget": asdict(budget), "rates": asdict(price), "thresholds": asdict(thresholds), "versions": _versions(),
-        "machine": {"system": platform.platform(), "python": platform.python_version(), "processor": platform.machine()},
-    } | (label or {})  # fmt: skip
+        "task": task, "arm": arm, "model": model, "effort": effort, "max_tokens": MAX_TOKENS,
+        "evaluate_by": evaluate_by, "budget": asdict(budget), "rates": asdict(price),
+        "thresholds": asdict(Thresholds()), "versions": _versions(),
+        "machine": {"system": platform.platform(), "python": platform.python_version(), "cpu_count": os.cpu_count()},
+    }  # fmt: skip
 
 
 def _versions() -> dict[str, str]:
@@ -137,7 +139,7 @@ class Search:
         )
 
     def _decide(self) -> None:
-        """At the end of a round: continue, or, where the arm may be revised and work has stalled, ask the supervisor."""
+        """The end of a round: go on, or, where the arm may be revised and work has stalled, ask the supervisor."""
         state = self.state
         turn = state.turns[-1]
         if turn.role == SUPERVISOR and turn.round == state.round:
@@ -160,7 +162,9 @@ class Search:
         if "team" in decision:
             self._store_team(Team.model_validate(decision["team"]), decision["diagnosis"])
         tokens = state.ledger.total.tokens
-        self.folder.append("decision", round=state.round, by=by, rules=rules, phase=signals.phase, tokens=tokens, **decision)
+        self.folder.append(
+            "decision", round=state.round, by=by, rules=rules, phase=signals.phase, tokens=tokens, **decision
+        )
 
     def _store_team(self, team: Team, diagnosis: str) -> None:
         record = {"diagnosis": diagnosis} | team.model_dump(mode="json")

@@ -17,10 +17,10 @@ RETREAT_LOOK = 2  # latest attempts that must have dropped a technique
 class Thresholds:
     """When work counts as stalled.
 
-    min_gain: a new best by less than this part is noise. valid, token_share: valid attempts and part of the budget without
-    a gain. streak: failures of one kind in a row, or twice as many of any kind. retreat: failures of a technique after
-    which dropping it is a retreat. repeats: programs submitted again in one round. futile: revisions without a gain
-    after which the supervisor may stop.
+    min_gain: a new best by less than this part is noise. valid, token_share: valid attempts and part of the budget
+    without a gain. streak: failures of one kind in a row, or twice as many of any kind. retreat: failures of a
+    technique after which dropping it is a retreat. repeats: programs submitted again in one round. futile: revisions
+    without a gain after which the supervisor may stop.
     """
 
     min_gain: float = 0.02
@@ -34,7 +34,7 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule that fired. `subject` tells one firing from another (the technique, the failure), `text` has the numbers."""
+    """A rule that fired. `subject` tells one firing from another (technique, failure), `text` has the numbers."""
 
     name: str
     subject: str
@@ -54,7 +54,9 @@ class Signals:
 
     def text(self) -> str:
         fired = [f"- **{rule.name}**: {rule.text}" for rule in self.rules] or ["- none"]
-        return "Rules that fired:\n" + "\n".join(fired) + "\n\nNumbers:\n" + "\n".join(f"- {line}" for line in self.lines)
+        return (
+            "Rules that fired:\n" + "\n".join(fired) + "\n\nNumbers:\n" + "\n".join(f"- {line}" for line in self.lines)
+        )
 
 
 def read_signals(state: State) -> Signals:
@@ -89,8 +91,8 @@ def _plateau(state: State, limits: Thresholds) -> list[Rule]:
     if valid < limits.valid or tokens < wanted:
         return []
     best = f"the best is still {state.best.id} with {state.best.score:.3f}" if state.best else "nothing is valid yet"
-    text = f"{valid} valid attempts and {tokens:,.0f} tokens without a gain of {limits.min_gain:.0%} (limits {limits.valid} and {wanted:,.0f}); {best}"
-    return [Rule("plateau", "", text)]
+    seen = f"{valid} valid attempts and {tokens:,.0f} tokens without a gain of {limits.min_gain:.0%}"
+    return [Rule("plateau", "", f"{seen} (limits {limits.valid} and {wanted:,.0f}); {best}")]
 
 
 def _streak(state: State, limits: Thresholds) -> list[Rule]:
@@ -107,7 +109,9 @@ def _streak(state: State, limits: Thresholds) -> list[Rule]:
         return []
     last = next(attempt for attempt in reversed(failed) if attempt.failure == kind)
     worst = f" (worst: {pairs(last.verdict['worst'])})" if last.verdict["worst"] else ""
-    return [Rule("failure-streak", kind, f"{len(failed)} failures in a row, {count} of them {kind}, last {last.id}{worst}")]
+    return [
+        Rule("failure-streak", kind, f"{len(failed)} failures in a row, {count} of them {kind}, last {last.id}{worst}")
+    ]
 
 
 def _retreat(state: State, limits: Thresholds) -> list[Rule]:
@@ -124,8 +128,8 @@ def _retreat(state: State, limits: Thresholds) -> list[Rule]:
         if len(after) >= RETREAT_LOOK and subject not in named:
             kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(a.failure for a in failed).items())
             ids = ", ".join(attempt.id for attempt in failed[-4:])
-            text = f"{tag} failed {len(failed)} times ({kinds}; {ids}), never worked, and the {len(after)} attempts since then do without it"
-            rules.append(Rule("retreat", subject, text))
+            seen = f"{tag} failed {len(failed)} times ({kinds}; {ids}), never worked"
+            rules.append(Rule("retreat", subject, f"{seen}, and the {len(after)} attempts since then do without it"))
     return rules
 
 
@@ -171,14 +175,19 @@ def _numbers(state: State) -> list[str]:
     lines = [
         f"phase of work: {_phase(state)}; round {state.round}, team {state.team.id}",
         f"{len(judged)} attempts: {sum(a.valid for a in judged)} valid, "
-        + (", ".join(f"{n} {kind}" for kind, n in Counter(a.failure for a in judged if a.failure).most_common()) or "no failure"),
+        + (
+            ", ".join(f"{n} {kind}" for kind, n in Counter(a.failure for a in judged if a.failure).most_common())
+            or "no failure"
+        ),
         f"tokens used {total.tokens:,.0f}, {ledger.share_left:.0%} of the budget left, about "
         f"{(ledger.ceiling_tokens - total.tokens) / max(1.0, total.tokens / rounds):.0f} more rounds like these",
-        "best over time: " + (", ".join(f"{p['score']:.3f} by {p['attempt']} at {p['tokens']:,.0f}" for p in state.curve[-5:]) or "none"),
+        "best over time: "
+        + (", ".join(f"{p['score']:.3f} by {p['attempt']} at {p['tokens']:,.0f}" for p in state.curve[-5:]) or "none"),
     ]
     if gain:
         since = [attempt for attempt in judged if attempt.seq > gain["seq"]]
-        lines.append(f"since the last gain: {len(since)} attempts ({sum(a.valid for a in since)} valid), {total.tokens - gain['tokens']:,.0f} tokens")
+        tried = f"{len(since)} attempts ({sum(a.valid for a in since)} valid)"
+        lines.append(f"since the last gain: {tried}, {total.tokens - gain['tokens']:,.0f} tokens")
     for role, spend in ledger.by_role.items():
         own = [point for point in state.curve if point["role"] == role]
         lines.append(f"role {role}: {spend.tokens:,.0f} tokens, {spend.evaluations} evaluations, {len(own)} new bests")

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 from evoteam.budget import Budget, Ledger, Rates, Usage
 from evoteam.team import SUPERVISOR, Team, parse_team
@@ -19,7 +18,7 @@ class Attempt:
     idea: str
     base: str
     source_sha256: str
-    ast_sha256: str
+    program_sha256: str
     techniques: tuple[str, ...]
     unconfirmed: tuple[str, ...]
     seq: int = 0
@@ -133,8 +132,7 @@ class State:
     seq: int = -1
     started: str = ""
     last_event: str = ""
-    by_source: dict[str, str] = field(default_factory=dict)
-    by_ast: dict[str, str] = field(default_factory=dict)
+    programs: dict[str, str] = field(default_factory=dict)
 
     @property
     def team(self) -> Team:
@@ -147,10 +145,6 @@ class State:
     @property
     def best_score(self) -> float:
         return self.best.score if self.best else 0.0
-
-    def best_at(self, snapshot: int) -> Attempt | None:
-        known = [point["attempt"] for point in self.curve if point["seq"] <= snapshot]
-        return self.attempts[known[-1]] if known else None
 
     def apply(self, event: dict) -> None:
         """Take one event in. Kinds of a newer version are passed over."""
@@ -222,19 +216,16 @@ class State:
 
     def _on_turn_end(self, event: dict) -> None:
         talk, self.talk = self.talk, None
-        attempts = talk.evaluations
-        self.turns.append(
-            Turn(talk.turn, talk.role, talk.team, self.round, event["reason"], talk.tokens, attempts, talk.result, event["seq"])
-        )
+        ended = event["reason"], talk.tokens, talk.evaluations, talk.result, event["seq"]
+        self.turns.append(Turn(talk.turn, talk.role, talk.team, self.round, *ended))
         self.slot += talk.role != SUPERVISOR
 
     def _on_attempt(self, event: dict) -> None:
-        names = ("id", "call", "role", "team", "idea", "base", "source_sha256", "ast_sha256")
+        names = ("id", "call", "role", "team", "idea", "base", "source_sha256", "program_sha256")
         marks = tuple(event["techniques"]), tuple(event["unconfirmed"])
         attempt = Attempt(*(event[name] for name in names), *marks)
         self.attempts[attempt.id] = attempt
-        self.by_source.setdefault(attempt.source_sha256, attempt.id)
-        self.by_ast.setdefault(attempt.ast_sha256, attempt.id)
+        self.programs.setdefault(attempt.program_sha256, attempt.id)
         self.talk.evaluations += 1
 
     def _on_verdict(self, event: dict) -> None:
@@ -250,11 +241,9 @@ class State:
         before = next((point["score"] for point in reversed(self.curve) if point["gain"]), 0.0)
         gain = attempt.score > before * (1 + self.config["thresholds"]["min_gain"])
         attempt.improved, self.best = gain, attempt
-        total = self.ledger.total
-        self.curve.append({
-            "seq": self.seq, "attempt": attempt.id, "role": attempt.role, "team": attempt.team, "score": attempt.score,
-            "tokens": total.tokens, "full_cache_tokens": total.full_cache_tokens, "dollars": total.dollars, "gain": gain,
-        })  # fmt: skip
+        spent = {name: getattr(self.ledger.total, name) for name in ("tokens", "full_cache_tokens", "dollars")}
+        who = {"attempt": attempt.id, "role": attempt.role, "team": attempt.team}
+        self.curve.append({"seq": self.seq, "score": attempt.score, "gain": gain} | who | spent)
 
     def _on_repeat(self, event: dict) -> None:
         self.repeats.append(event)

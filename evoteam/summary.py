@@ -17,7 +17,10 @@ def summarise(path: Path) -> dict:
     config, ledger = state.config, state.ledger
     return {
         "folder": path.name,
-        **{name: config.get(name) for name in ("task", "arm", "model", "effort", "evaluate_by", "machine", "versions", "thresholds", "note")},
+        **{
+            name: config.get(name)
+            for name in ("task", "arm", "model", "effort", "evaluate_by", "machine", "versions", "thresholds", "note")
+        },
         "answered_by": dict(state.models),
         "started": state.started,
         "last_event": state.last_event,
@@ -36,8 +39,14 @@ def summarise(path: Path) -> dict:
         "revisions": len(state.tenures) - 1,
         "decisions": [_decision(decision) for decision in state.decisions],
         "roles": [_role(state, role, spend) for role, spend in ledger.by_role.items()],
-        "turns": [{name: value for name, value in asdict(turn).items() if name not in ("result", "seq")} for turn in state.turns],
-        "notes": [{"id": n.id, "role": n.role, "team": n.team, "text": n.text, "evidence": n.evidence} for n in state.notes.values()],
+        "turns": [
+            {name: value for name, value in asdict(turn).items() if name not in ("result", "seq")}
+            for turn in state.turns
+        ],
+        "notes": [
+            {"id": n.id, "role": n.role, "team": n.team, "text": n.text, "evidence": n.evidence}
+            for n in state.notes.values()
+        ],
         "provider_failures": len(state.providers),
         "torn_lines": folder.torn,
     }
@@ -62,7 +71,10 @@ def _spend(spend: Spend) -> dict:
 
 def _attempt(attempt: Attempt) -> dict:
     names = ("id", "role", "team", "base", "idea", "score", "full_score", "failure", "tokens", "improved")
-    return {name: getattr(attempt, name) for name in names} | {"techniques": list(attempt.techniques), "rows": attempt.verdict["rows"]}
+    return {name: getattr(attempt, name) for name in names} | {
+        "techniques": list(attempt.techniques),
+        "rows": attempt.verdict["rows"],
+    }
 
 
 def _team(state: State, index: int) -> dict:
@@ -84,7 +96,9 @@ def _team(state: State, index: int) -> dict:
         "best_after": following.score if following else state.best_score,
         "attempts": len(attempts),
         "valid": sum(attempt.valid for attempt in attempts),
-        "roles": [{"name": r.name, "mandate": r.mandate, "tools": list(r.tools), "share": r.share} for r in tenure.team.roles],
+        "roles": [
+            {"name": r.name, "mandate": r.mandate, "tools": list(r.tools), "share": r.share} for r in tenure.team.roles
+        ],
         "order": [list(stage) for stage in tenure.team.order],
         "sharing": {role: list(sections) for role, sections in tenure.team.sharing.items()},
         "diff": state.tenures[index - 1].team.diff(tenure.team) if index else [],
@@ -112,14 +126,20 @@ def status_text(folder: SharedFolder) -> str:
     """How a run stands, in a few lines."""
     state = folder.state
     total, config = state.ledger.total, state.config
-    best = f"{state.best.score:.3f} by {state.best.id} ({state.best.role}, {state.best.team})" if state.best else "nothing valid yet"
+    best = (
+        f"{state.best.score:.3f} by {state.best.id} ({state.best.role}, {state.best.team})"
+        if state.best
+        else "nothing valid yet"
+    )
     judged = state.judged
     lines = [
         f"{config['task']}, arm {config['arm']}, model {config['model']}",
         f"best       {best}",
         f"attempts   {len(judged)}, {sum(attempt.valid for attempt in judged)} valid",
-        f"tokens     {total.tokens:,.0f} of {state.ledger.ceiling_tokens:,.0f} ({state.ledger.share_left:.0%} of the tightest ceiling left)",
-        f"team       {state.team.id}, round {state.round}: " + ", then ".join("+".join(stage) for stage in state.team.order),
+        f"tokens     {total.tokens:,.0f} of {state.ledger.ceiling_tokens:,.0f}; "
+        f"{state.ledger.share_left:.0%} of the tightest ceiling left",
+        f"team       {state.team.id}, round {state.round}: "
+        + ", then ".join("+".join(stage) for stage in state.team.order),
     ]
     looks = [decision for decision in state.decisions if decision["diagnosis"]]
     if looks:

@@ -9,14 +9,14 @@ from evoteam.agent import PROMPTS, TurnLimits
 from evoteam.memory import SharedFolder
 from evoteam.signals import Signals
 from evoteam.state import Call, State, Talk
-from evoteam.team import SUPERVISOR, Team, TeamError, parse_team
-from evoteam.tools import TEXTS, Read, Refused, Result, Toolbox, _Arguments, schema_of
+from evoteam.team import Team, TeamError, parse_team
+from evoteam.tools import TEXTS, Arguments, Read, Refused, Result, Toolbox, schema_of
 from evoteam.views import view
 
 LIMITS = TurnLimits(calls=6, tokens=float("inf"), refusals=3)
 
 
-class Decide(_Arguments):
+class Decide(Arguments):
     action: Literal["continue", "revise", "stop"]
     diagnosis: Annotated[str, Field(min_length=1, max_length=4_000)]
     evidence: Annotated[list[Annotated[str, Field(max_length=20)]], Field(max_length=30)] = []
@@ -47,7 +47,9 @@ class SupervisorTools(Toolbox):
         elif given.team is not None:
             raise Refused(f"action {given.action!r} takes no team; use 'revise' to put a new team to work")
         if given.action == "stop" and not self.signals.may_stop:
-            raise Refused("stopping is not open: too few revisions have been tried since the last gain; continue or revise")
+            raise Refused(
+                "stopping is not open: too few revisions have been tried since the last gain; continue or revise"
+            )
         return Result("decided", ends="decided", value=decision)
 
     def _revised(self, record: Any, state: State) -> Team:
@@ -87,9 +89,18 @@ def brief(folder: SharedFolder, talk: Talk, signals: Signals) -> str:
     team = folder.state.team.model_dump(mode="json", exclude={"parent"}, exclude_defaults=True)
     present = json.dumps(team, indent=1, ensure_ascii=False)
     stop = "open" if signals.may_stop else "not open now"
-    parts = [f"## signals\n{signals.text()}", f"## present team\n```json\n{present}\n```\nThe action 'stop' is {stop}.", view(folder, talk)]
+    parts = [
+        f"## signals\n{signals.text()}",
+        f"## present team\n```json\n{present}\n```\nThe action 'stop' is {stop}.",
+        view(folder, talk),
+    ]
     return "\n\n".join(parts)
 
 
 def system_prompt(task: Any) -> str:
-    return (PROMPTS / "supervisor.md").read_text("utf-8").replace("$title", task.title).replace("$techniques", ", ".join(task.techniques))
+    return (
+        (PROMPTS / "supervisor.md")
+        .read_text("utf-8")
+        .replace("$title", task.title)
+        .replace("$techniques", ", ".join(task.techniques))
+    )

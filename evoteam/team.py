@@ -11,6 +11,7 @@ SECTIONS = ("best_code", "own_attempts", "team_attempts", "failures", "profile",
 WRITING_TOOLS = ("write_kernel", "edit_kernel")
 TOOLS = (*WRITING_TOOLS, "read", "note")
 ARMS = {"evolving": "founding_team", "single": "single_agent", "fixed-four": "fixed_four"}
+NOTES = re.compile(r"notes:([a-z][a-z0-9-]*|\*)")
 SUPERVISOR = "supervisor"
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
 
@@ -141,10 +142,12 @@ def _cross_faults(record: Any) -> list[str]:
     record = record if isinstance(record, dict) else {}
     roles = [role for role in _items(record.get("roles")) if isinstance(role, dict)]
     names = [role["name"] for role in roles if isinstance(role.get("name"), str)]
-    faults = [f"roles: the name {name!r} is used {names.count(name)} times" for name in sorted(set(names)) if names.count(name) > 1]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    faults = [f"roles: the name {name!r} is used {names.count(name)} times" for name in twice]
     if SUPERVISOR in names:
         faults.append(f"roles: {SUPERVISOR!r} is not a role of the team; choose another name")
-    if roles and not any(tool in WRITING_TOOLS for role in roles for tool in _items(role.get("tools")) if isinstance(tool, str)):
+    tools = [tool for role in roles for tool in _items(role.get("tools")) if isinstance(tool, str)]
+    if roles and not any(tool in WRITING_TOOLS for tool in tools):
         faults.append(f"roles: no role may write candidates; give one of them {' or '.join(WRITING_TOOLS)}")
     shares = [role.get("share") for role in roles]
     if shares and all(isinstance(share, (int, float)) for share in shares) and abs(sum(shares) - 1) > 0.01:
@@ -157,15 +160,18 @@ def _cross_faults(record: Any) -> list[str]:
             working.add(name if isinstance(name, str) else None)
             if isinstance(name, str) and name not in names:
                 faults.append(f"order[{index}][{place}]: no role is named {name!r}; the roles are {', '.join(names)}")
-    faults += [f"order: role {name!r} never works; put it in a stage or drop it" for name in names if name not in working]
+    idle = [name for name in names if name not in working]
+    faults += [f"order: role {name!r} never works; put it in a stage or drop it" for name in idle]
     sharing = record.get("sharing") if isinstance(record.get("sharing"), dict) else {}
-    faults += [f"sharing: no entry for role {name!r}; list the sections it is shown" for name in names if name not in sharing]
+    blind = [name for name in names if name not in sharing]
+    faults += [f"sharing: no entry for role {name!r}; list the sections it is shown" for name in blind]
     for name, sections in sharing.items():
         if name not in names:
             faults.append(f"sharing.{name}: no role has this name")
         for section in _items(sections):
-            if isinstance(section, str) and section not in SECTIONS and not re.fullmatch(r"notes:([a-z][a-z0-9-]*|\*)", section):
-                faults.append(f"sharing.{name}: unknown section {shorten(repr(section))}; wanted one of {', '.join(SECTIONS)}, notes:<role>, notes:*")
+            if isinstance(section, str) and section not in SECTIONS and not NOTES.fullmatch(section):
+                known = ", ".join((*SECTIONS, "notes:<role>", "notes:*"))
+                faults.append(f"sharing.{name}: unknown section {shorten(repr(section))}; wanted one of {known}")
     return faults
 
 

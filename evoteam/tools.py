@@ -3,20 +3,18 @@
 A tool call is answered whatever its arguments are: what cannot be done is `Refused`, and the role is told why.
 """
 
-import ast
-import difflib
 import json
-import re
-import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Callable, Protocol
+from typing import Annotated, Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from evoteam.digest import verdict_digest
 from evoteam.evaluator import EvaluationError
 from evoteam.memory import FolderError, SharedFolder, sha256
+from evoteam.source import EditError, apply_edit, confirmed, program_sha256
 from evoteam.state import Attempt, Call, Talk
 from evoteam.team import Team, problems_of
 from evoteam.verdict import Verdict, head_and_tail
@@ -24,10 +22,8 @@ from evoteam.views import may_read, visible
 
 PAGE = 12_000  # characters of one read
 MESSAGE = 1_200  # characters of an evaluator's message kept in the journal
-KEPT = (
-    "task", "source_sha256", "task_sha256", "evaluator_sha256", "phase", "failure", "score", "full_score", "rows", "worst",
-    "message", "confinement", "device", "seconds", "gpu_seconds",
-)  # fmt: skip
+HASHES = ("task", "source_sha256", "task_sha256", "evaluator_sha256")
+KEPT = ("phase", "failure", "score", "full_score", "worst", "confinement", "device", "seconds", "gpu_seconds")
 ROW = ("index", "workload", "batch", "tokens", "ratio", "ours_us", "baseline_us", "spread", "status")
 BOUNDS = ("Length", "Items", "Minimum", "Maximum", "minimum", "maximum")
 TEXTS = json.loads((Path(__file__).parent / "prompts" / "tools.json").read_text("utf-8"))
@@ -38,7 +34,10 @@ class Refused(Exception):
 
 
 class Judge(Protocol):
-    """Evaluates a source file, over all workloads if its score is above `best`. EvaluationError: it does not work here."""
+    """Evaluates a source file, over all workloads if its score is above `best`.
+
+    EvaluationError: evaluating does not work here, and nothing is said about the candidate.
+    """
 
     def evaluate(self, source: Path, attempt_dir: Path, *, best: float) -> Verdict: ...
 
@@ -52,7 +51,7 @@ class Result:
     value: dict | None = None
 
 
-class _Arguments(BaseModel):
+class Arguments(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
@@ -61,35 +60,35 @@ _Techniques = Annotated[list[Annotated[str, Field(max_length=60)]], Field(max_le
 _Source = Annotated[str, Field(min_length=1, max_length=200_000)]
 
 
-class WriteKernel(_Arguments):
+class WriteKernel(Arguments):
     source: _Source
     idea: _Idea
     techniques: _Techniques = []
 
 
-class Edit(_Arguments):
+class Edit(Arguments):
     search: Annotated[str, Field(min_length=1, max_length=20_000)]
     replace: Annotated[str, Field(max_length=100_000)]
 
 
-class EditKernel(_Arguments):
+class EditKernel(Arguments):
     base: str
     edits: Annotated[list[Edit], Field(min_length=1, max_length=30)]
     idea: _Idea
     techniques: _Techniques = []
 
 
-class Read(_Arguments):
+class Read(Arguments):
     path: Annotated[str, Field(max_length=300)]
     offset: Annotated[int, Field(ge=0, le=100_000_000)] = 0
 
 
-class WriteNote(_Arguments):
+class WriteNote(Arguments):
     text: Annotated[str, Field(min_length=1, max_length=6_000)]
     evidence: Annotated[list[Annotated[str, Field(max_length=20)]], Field(max_length=30)] = []
 
 
-class Finish(_Arguments):
+class Finish(Arguments):
     summary: Annotated[str, Field(max_length=2_000)] = ""
 
 
@@ -98,11 +97,15 @@ class Toolbox:
 
     def __init__(self, folder: SharedFolder, talk: Talk):
         self.folder, self.talk = folder, talk
-        self.tools: dict[str, tuple[type[_Arguments], Callable[[Any, Call], Result]]] = {}
+        self.tools: dict[str, tuple[type[Arguments], Callable[[Any, Call], Result]]] = {}
 
     def specs(self) -> list[dict]:
         return [
-            {"name": name, "description": TEXTS[name]["description"], "input_schema": schema_of(arguments, TEXTS[name]["arguments"])}
+            {
+                "name": name,
+                "description": TEXTS[name]["description"],
+                "input_schema": schema_of(arguments, TEXTS[name]["arguments"]),
+            }
             for name, (arguments, _) in self.tools.items()
         ]
 
@@ -127,8 +130,9 @@ class Toolbox:
         except (FolderError, OSError, ValueError) as error:
             raise Refused(str(error)) from None
         part = text[given.offset : given.offset + PAGE]
-        rest = len(text) - given.offset - len(part)
-        return Result(part + (f"\n[{rest} characters follow; read on with offset {given.offset + len(part)}]" if rest > 0 else ""))
+        end = given.offset + len(part)
+        more = f"\n[{len(text) - end} characters follow; read on with offset {end}]" if end < len(text) else ""
+        return Result(part + more)
 
 
 class RoleTools(Toolbox):
@@ -151,12 +155,15 @@ class RoleTools(Toolbox):
     def edit_kernel(self, given: EditKernel, call: Call) -> Result:
         base = self.folder.state.attempts.get(given.base)
         if base is None or not visible(base, self.talk):
-            raise Refused(f"there is no attempt {given.base[:40]!r} that you can see; name one by its id, such as a0003")
+            raise Refused(f"there is no attempt {given.base[:40]!r} that you can see; give an id such as a0003")
         if refusal := may_read(f"attempts/{base.id}/kernel.py", self.folder.state, self.talk):
             raise Refused(refusal)
         source = self.folder.source(base.id)
         for number, edit in enumerate(given.edits, 1):
-            source = apply_edit(source, edit, number)
+            try:
+                source = apply_edit(source, edit.search, edit.replace)
+            except EditError as error:
+                raise Refused(f"edit {number}: {error}") from None
         return self._attempt(call, source, given.idea, given.techniques, base.id)
 
     def note(self, given: WriteNote, call: Call) -> Result:
@@ -192,20 +199,18 @@ class RoleTools(Toolbox):
             raise Refused(f"all {limits.evaluations} evaluations of this turn are used; leave a note or finish")
         if not state.ledger.evaluation_allowed():
             raise Refused("the run's evaluations are used up; leave a note or finish")
-        digest, tree = sha256(source), ast_sha256(source)
-        known = state.by_source.get(digest) or state.by_ast.get(tree)
-        if known:
+        program = program_sha256(source)
+        if known := state.programs.get(program):
             if not state.repeats or state.repeats[-1]["call"] != call.key:
                 self.folder.append("repeat", call=call.key, role=self.talk.role, team=self.talk.team, attempt=known)
-            raise Refused(f"this is the same program as {known} ({state.attempts[known].outcome}); it was not evaluated again")
+            outcome = state.attempts[known].outcome
+            raise Refused(f"this is the same program as {known} ({outcome}); it was not evaluated again")
         name = f"a{len(state.attempts) + 1:04d}"
         self.folder.store(f"attempts/{name}", {"kernel.py": source})
-        patterns = self.task.techniques
-        declared = [tag for tag in dict.fromkeys(techniques) if tag in patterns]
-        confirmed = [tag for tag in declared if re.search(patterns[tag], source)]
+        seen, unconfirmed = confirmed(techniques, self.task.techniques, source)
         self.folder.append(
             "attempt", id=name, call=call.key, role=self.talk.role, team=self.talk.team, idea=idea, base=base,
-            source_sha256=digest, ast_sha256=tree, techniques=confirmed, unconfirmed=[t for t in declared if t not in confirmed],
+            source_sha256=sha256(source), program_sha256=program, techniques=seen, unconfirmed=unconfirmed,
         )  # fmt: skip
         return state.attempts[name]
 
@@ -219,8 +224,8 @@ class RoleTools(Toolbox):
             raise EvaluationError(f"the verdict of {attempt.id} is of another source ({verdict.source_sha256[:12]}...)")
         record = verdict.to_json()
         self.folder.store_file(f"attempts/{attempt.id}/verdict.json", json.dumps(record, indent=1) + "\n")
-        brief = {name: record[name] for name in KEPT}
-        shown = [row for row in record["rows"] if row["index"] in self.task.feedback]  # the others stay unseen by authors
+        brief = {name: record[name] for name in (*HASHES, *KEPT)}
+        shown = [row for row in record["rows"] if row["index"] in self.task.feedback]  # authors see no others
         brief["rows"] = [{name: row[name] for name in ROW if name in row} for row in shown]
         brief["message"] = head_and_tail(verdict.message.encode("utf-8", "replace"), MESSAGE)
         self.folder.append("verdict", attempt=attempt.id, verdict=brief)
@@ -260,39 +265,3 @@ def schema_of(arguments: type[BaseModel], texts: dict[str, str]) -> dict:
             node = (node[part].get("items") or node[part])["properties"]
         node[last] = node[last] | {"description": text}
     return schema
-
-
-def apply_edit(source: str, edit: Edit, number: int) -> str:
-    """`source` with the one place that reads `edit.search` replaced; Refused tells what is near it."""
-    count = source.count(edit.search)
-    if count == 1:
-        return source.replace(edit.search, edit.replace)
-    if count:
-        raise Refused(f"edit {number}: the search text stands {count} times in the source; take in more lines around it")
-    raise Refused(f"edit {number}: the search text is not in the source. The nearest lines are:\n{_nearest(source, edit.search)}")
-
-
-def _nearest(source: str, search: str) -> str:
-    lines = [line[:200] for line in source.splitlines()]
-    wanted = next((line[:200] for line in search.splitlines() if line.strip()), "")
-    found = difflib.get_close_matches(wanted, lines, n=1, cutoff=0)
-    if not found:
-        return "(none)"
-    start = max(0, lines.index(found[0]) - 2)
-    shown = lines[start : start + min(20, 4 + search.count("\n"))]
-    return "\n".join(f"{start + i + 1:4d}  {line}" for i, line in enumerate(shown))
-
-
-def ast_sha256(source: str) -> str:
-    """Hash of the program without comments, layout and docstrings; of the text where it does not parse."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(source)
-        for node in ast.walk(tree):
-            body = getattr(node, "body", None)
-            if isinstance(body, list) and len(body) > 1 and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
-                del body[0]
-        return sha256(ast.dump(tree))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return sha256(source)

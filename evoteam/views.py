@@ -5,16 +5,17 @@ The full text stays on disk; `read` serves it within the same rights.
 
 import re
 from collections import Counter
-from typing import Callable
+from collections.abc import Callable
 
 from evoteam.digest import pairs, profile_lines
 from evoteam.memory import SharedFolder
 from evoteam.state import Attempt, Note, State, Talk
-from evoteam.team import SECTIONS, SUPERVISOR, shorten
+from evoteam.team import SUPERVISOR, shorten
 from evoteam.verdict import head_and_tail
 
 CODE, MESSAGE, NOTE, IDEA = 16_000, 500, 1_200, 160  # characters
 LATEST, TOP, FAILURES, NOTES, TEAMS = 10, 3, 4, 3, 8  # entries
+LOOK = ("team_attempts", "failures", "profile", "techniques", "lineage", "notes:*")  # what the supervisor is shown
 
 
 def visible(record: Attempt | Note, talk: Talk) -> bool:
@@ -24,7 +25,13 @@ def visible(record: Attempt | Note, talk: Talk) -> bool:
 
 def granted(state: State, talk: Talk) -> tuple[str, ...]:
     """Sections of the folder that this turn may see."""
-    return (*SECTIONS, "notes:*") if talk.role == SUPERVISOR else state.team.sharing[talk.role]
+    return LOOK if talk.role == SUPERVISOR else state.team.sharing[talk.role]
+
+
+def best_known(state: State, talk: Talk) -> Attempt | None:
+    """The best attempt that this turn may know of."""
+    bests = (state.attempts[point["attempt"]] for point in reversed(state.curve))
+    return next((attempt for attempt in bests if visible(attempt, talk)), None)
 
 
 def may_read(path: str, state: State, talk: Talk) -> str:
@@ -34,12 +41,11 @@ def may_read(path: str, state: State, talk: Talk) -> str:
         attempt = state.attempts.get(found[1])
         if attempt is None or not visible(attempt, talk):
             return f"there is no attempt {found[1]} that you can see"
-        best = state.best_at(talk.snapshot)
         shared = (
             attempt.role == talk.role
             or "team_attempts" in sections
             or ("failures" in sections and attempt.failure)
-            or ("best_code" in sections and attempt is best)
+            or ("best_code" in sections and attempt is best_known(state, talk))
         )
         return "" if shared else f"{found[1]} is not shared with you; your sections are {', '.join(sections)}"
     if found := re.fullmatch(r"notes/([a-z][a-z0-9-]*)/(n\d{4,})\.md", path):
@@ -57,11 +63,11 @@ def view(folder: SharedFolder, talk: Talk) -> str:
     attempts = [attempt for attempt in state.attempts.values() if visible(attempt, talk)]
     notes = [note for note in state.notes.values() if visible(note, talk)]
     parts: dict[str, Callable[[], str]] = {
-        "best_code": lambda: _best_code(folder, state.best_at(talk.snapshot)),
+        "best_code": lambda: _best_code(folder, best_known(state, talk)),
         "own_attempts": lambda: attempt_table([a for a in attempts if a.role == talk.role]),
         "team_attempts": lambda: attempt_table(attempts),
         "failures": lambda: failures(attempts),
-        "profile": lambda: _profile(state.best_at(talk.snapshot)),
+        "profile": lambda: _profile(best_known(state, talk)),
         "techniques": lambda: technique_table(attempts),
         "lineage": lambda: lineage(state),
     }
@@ -77,7 +83,8 @@ def _best_code(folder: SharedFolder, best: Attempt | None) -> str:
     if best is None:
         return ""
     source = head_and_tail(folder.source(best.id).encode(), CODE)
-    return f"{best.id}, score {best.score:.3f}, by {best.role}: {shorten(best.idea, IDEA)}\n```python\n{source.rstrip()}\n```"
+    head = f"{best.id}, score {best.score:.3f}, by {best.role}: {shorten(best.idea, IDEA)}"
+    return f"{head}\n```python\n{source.rstrip()}\n```"
 
 
 def _profile(best: Attempt | None) -> str:
@@ -106,7 +113,8 @@ def failures(attempts: list[Attempt]) -> str:
     for attempt in failed[-FAILURES:]:
         worst = f" worst: {pairs(attempt.verdict['worst'])};" if attempt.verdict["worst"] else ""
         message = head_and_tail(attempt.verdict["message"].encode(), MESSAGE)
-        lines.append(f"- {attempt.id} ({attempt.failure} in {attempt.verdict['phase']};{worst} {shorten(attempt.idea, IDEA)})\n{_indent(message)}")
+        what = f"{attempt.failure} in {attempt.verdict['phase']};{worst} {shorten(attempt.idea, IDEA)}"
+        lines.append(f"- {attempt.id} ({what})\n{_indent(message)}")
     return "\n".join(lines)
 
 
@@ -117,8 +125,8 @@ def technique_table(attempts: list[Attempt]) -> str:
         valid = [attempt.score for attempt in having if attempt.valid]
         failed = Counter(attempt.failure for attempt in having if attempt.failure)
         best = f"best {max(valid):.3f}" if valid else "never valid"
-        kinds = ", ".join(f"{count} {kind}" for kind, count in failed.most_common())
-        rows.append(f"- {tag}: {len(having)} attempts, {len(valid)} valid, {best}" + (f"; {kinds}" if kinds else "") + f"; last in {having[-1].id}")
+        kinds = "".join(f"; {count} {kind}" for kind, count in failed.most_common())
+        rows.append(f"- {tag}: {len(having)} attempts, {len(valid)} valid, {best}{kinds}; last in {having[-1].id}")
     return "\n".join(rows)
 
 
@@ -131,7 +139,7 @@ def _notes(notes: list[Note]) -> str:
 
 
 def lineage(state: State, teams: int | None = TEAMS, diagnosis: int = 400) -> str:
-    """The latest `teams` (None: all): what caused each, at most so many characters of it, what changed, what it achieved."""
+    """The latest `teams`, None for all: what caused each (so many characters of it), what it changed and achieved."""
     first = max(0, len(state.tenures) - teams) if teams else 0
     return "\n".join(_tenure(state, index, diagnosis) for index in range(first, len(state.tenures)))
 
@@ -144,11 +152,9 @@ def _tenure(state: State, index: int, diagnosis: int) -> str:
     reached = after.score if after else state.best_score
     spent = (after.tokens if after else state.ledger.total.tokens) - tenure.tokens
     rounds = (after.round if after else state.round + 1) - tenure.round
-    head = (
-        f"- {team.id}: {rounds} rounds, {spent:,.0f} tokens, {len(attempts)} attempts ({sum(a.valid for a in attempts)} valid), "
-        f"best {tenure.score:.3f} -> {reached:.3f}"
-    )
-    lines = [head]
+    tried = f"{len(attempts)} attempts ({sum(a.valid for a in attempts)} valid)"
+    work = f"{rounds} rounds, {spent:,.0f} tokens, {tried}"
+    lines = [f"- {team.id}: {work}, best {tenure.score:.3f} -> {reached:.3f}"]
     if tenure.diagnosis:
         lines.append(f"  because: {shorten(tenure.diagnosis, diagnosis)}")
     if index:

@@ -80,7 +80,8 @@ def make_scope(scope="run", speedup=1.5, workloads=None):
             "losses": sum(ratio < 1 for ratio in ratios),
             "worst": {"index": worst["index"], "ratio": worst["ratio"]},
             "geomean_by_batch": {
-                str(b): geomean([r["ratio"] for r in rows if r["batch"] == b]) for b in sorted({r["batch"] for r in rows})
+                str(b): geomean([r["ratio"] for r in rows if r["batch"] == b])
+                for b in sorted({r["batch"] for r in rows})
             },
         },
     }
@@ -100,7 +101,11 @@ def make_report():
     judgements = []
     for claim in expected.claims:
         scope = measurements.get(claim.scope)
-        evidence = claims.from_scope(claim, scope, "made-up GPU") if scope else Evidence(claims.NOT_RUN, reason="made-up reason")
+        evidence = (
+            claims.from_scope(claim, scope, "made-up GPU")
+            if scope
+            else Evidence(claims.NOT_RUN, reason="made-up reason")
+        )
         judgements.append(claims.judge(claim, evidence))
     return record.begin(["repro.py"], claims.MODES, 1) | {
         "device": {"name": "made-up GPU"},
@@ -119,12 +124,17 @@ def make_run(path, *, attempts, arm="evolving", improves=True, every=5):
     team = preset(arm)
     writer = next(role.name for role in team.roles if role.writes)
     setup = configuration(task="mla-paged-decode-cpu", arm=arm, model="made-up", budget=Budget(tokens=1e9))
-    events = [{"kind": "run", "schema": 1, "config": setup}, {"kind": "team", "team": team.model_dump(mode="json"), "diagnosis": ""}]
+    events = [
+        {"kind": "run", "schema": 1, "config": setup},
+        {"kind": "team", "team": team.model_dump(mode="json"), "diagnosis": ""},
+    ]
     kinds = ("wrong-answer", "compile", "timeout")
     for i in range(attempts):
         turn, name = f"turn{i + 1:04d}", f"a{i + 1:04d}"
         good = improves and i % every == 0
-        verdict = Verdict("mla-paged-decode-cpu", f"{i:064d}", "0" * 64, "0" * 64, "full", device="made-up CPU", gpu_seconds=0.5)
+        verdict = Verdict(
+            "mla-paged-decode-cpu", f"{i:064d}", "0" * 64, "0" * 64, "full", device="made-up CPU", gpu_seconds=0.5
+        )
         score = {"score": 2 - 1 / (1 + i / 10)} if good else {"failure": kinds[i % 3]}
         verdict = verdict.to_json() | {"full_score": None, "rows": []} | score
         team_id = team.id or "t0001"
@@ -133,18 +143,48 @@ def make_run(path, *, attempts, arm="evolving", improves=True, every=5):
         events += [
             {"kind": "turn", "turn": turn, **who, "stage": 0, "snapshot": 0, "round": 1},
             {"kind": "call", "key": f"{turn}.01", "reserved": usage},
-            {"kind": "reply", "key": f"{turn}.01", "content": [], "stop_reason": "end_turn", "usage": usage, "model": "made-up"},
             {
-                **{"kind": "attempt", "id": name, "call": f"{turn}.01.0", "idea": f"idea {i}", "base": "", "techniques": [], "unconfirmed": []},
-                **{"source_sha256": f"{i:064d}", "ast_sha256": f"{i:064d}", **who},
+                "kind": "reply",
+                "key": f"{turn}.01",
+                "content": [],
+                "stop_reason": "end_turn",
+                "usage": usage,
+                "model": "made-up",
+            },
+            {
+                **{
+                    "kind": "attempt",
+                    "id": name,
+                    "call": f"{turn}.01.0",
+                    "idea": f"idea {i}",
+                    "base": "",
+                    "techniques": [],
+                    "unconfirmed": [],
+                },
+                **{"source_sha256": f"{i:064d}", "program_sha256": f"{i:064d}", **who},
             },
             {"kind": "verdict", "attempt": name, "full": True, "verdict": verdict},
             {"kind": "turn_end", "turn": turn, "role": writer, "reason": "finished", "tokens": 3000},
         ]
         if arm == "evolving" and i % 50 == 49:
             team = team.model_copy(update={"id": f"t{i // 50 + 2:04d}", "parent": team_id})
-            rule = {"action": "revise", "diagnosis": "<b>made-up</b> stall", "evidence": [name], "team": team.model_dump(mode="json")}
-            events.append({"kind": "decision", "round": 1, "by": "supervisor", "rules": [], "phase": "search", "tokens": 1, **rule})
+            rule = {
+                "action": "revise",
+                "diagnosis": "<b>made-up</b> stall",
+                "evidence": [name],
+                "team": team.model_dump(mode="json"),
+            }
+            events.append(
+                {
+                    "kind": "decision",
+                    "round": 1,
+                    "by": "supervisor",
+                    "rules": [],
+                    "phase": "search",
+                    "tokens": 1,
+                    **rule,
+                }
+            )
     events.append({"kind": "end", "reason": "budget", "text": "made-up end", "best": "", "score": 0})
     path.mkdir(parents=True)
     lines = [json.dumps({"seq": i, "t": "2026-01-01T00:00:00Z"} | event) for i, event in enumerate(events)]

@@ -1,4 +1,7 @@
-"""Runs an arm on the toy task and kills itself at a given write, rename or evaluation: argv is FOLDER SCRIPT LOG STEPS SEED."""
+"""Runs an arm on the toy task and kills itself at the given write, rename or evaluation.
+
+Arguments: FOLDER SCRIPT LOG STEPS SEED.
+"""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""A small server that speaks the Messages API on 127.0.0.1: streams, calls tools, fails on demand, and counts what it bills."""
+"""A small server that speaks the Messages API: it streams, calls tools, fails on demand, and counts what it bills."""
 
 import json
 import os
@@ -56,13 +56,21 @@ class Handler(BaseHTTPRequestHandler):
         prompt = len(json.dumps([body["system"], body["messages"], body.get("tools")])) // 4
         seen = sum(len(json.dumps(message)) for message in body["messages"][:-1]) // 4
         output = len(json.dumps(blocks)) // 4
-        return {"input_tokens": 7, "cache_creation_input_tokens": prompt - seen, "cache_read_input_tokens": seen, "output_tokens": output}
+        return {
+            "input_tokens": 7,
+            "cache_creation_input_tokens": prompt - seen,
+            "cache_read_input_tokens": seen,
+            "output_tokens": output,
+        }
 
     def message(self, body, blocks, stop):
         usage = self.usage(body, blocks)
         self.server.messages.billed.append(usage)
         stop = stop or ("tool_use" if any(block["type"] == "tool_use" for block in blocks) else "end_turn")
-        content = [{k: v for k, v in b.items() if k != "raw"} | ({"input": json.loads(b["raw"])} if "raw" in b else {}) for b in blocks]
+        content = [
+            {k: v for k, v in b.items() if k != "raw"} | ({"input": json.loads(b["raw"])} if "raw" in b else {})
+            for b in blocks
+        ]
         return {"id": "msg", "type": "message", "role": "assistant", "model": body["model"], "content": content,
                 "stop_reason": stop, "stop_sequence": None, "usage": usage}  # fmt: skip
 
@@ -96,7 +104,10 @@ class Handler(BaseHTTPRequestHandler):
         if name in ("cut", "reset"):
             events = events[: len(events) - 3]
         if name == "error":
-            events = [*events[:1], ("error", {"type": "error", "error": {"type": "overloaded_error", "message": "too busy"}})]
+            events = [
+                *events[:1],
+                ("error", {"type": "error", "error": {"type": "overloaded_error", "message": "too busy"}}),
+            ]
         for kind, data in events:
             self.wfile.write(f"event: {kind}\ndata: {json.dumps(data)}\n\n".encode())
             self.wfile.flush()
@@ -117,17 +128,32 @@ class Handler(BaseHTTPRequestHandler):
             yield from self.deltas(index, block)
             yield "content_block_stop", {"type": "content_block_stop", "index": index}
         stop = stop or ("tool_use" if any(block["type"] == "tool_use" for block in blocks) else "end_turn")
-        end = {"type": "message_delta", "delta": {"stop_reason": stop, "stop_sequence": None}, "usage": {"output_tokens": usage["output_tokens"]}}
+        end = {
+            "type": "message_delta",
+            "delta": {"stop_reason": stop, "stop_sequence": None},
+            "usage": {"output_tokens": usage["output_tokens"]},
+        }
         yield "message_delta", end
         yield "message_stop", {"type": "message_stop"}
 
     def message_start(self, body):
-        return {"id": "msg", "type": "message", "role": "assistant", "model": body["model"], "content": [], "stop_reason": None, "stop_sequence": None}
+        return {
+            "id": "msg",
+            "type": "message",
+            "role": "assistant",
+            "model": body["model"],
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+        }
 
     def deltas(self, index, block):
         pieces = {
             "text": [("text_delta", "text", block.get("text"))],
-            "thinking": [("thinking_delta", "thinking", block.get("thinking")), ("signature_delta", "signature", block.get("signature"))],
+            "thinking": [
+                ("thinking_delta", "thinking", block.get("thinking")),
+                ("signature_delta", "signature", block.get("signature")),
+            ],
             "tool_use": [("input_json_delta", "partial_json", block.get("raw", json.dumps(block.get("input"))))],
         }
         for kind, field, text in pieces.get(block["type"], []):

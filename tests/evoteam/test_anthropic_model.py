@@ -16,7 +16,16 @@ from tests.evoteam.toy import FINISH, candidate, events, run, write
 ROOT = Path(__file__).parents[2]
 KEY = "sk-ant-planted-7f3e9c"
 TOOL = {"name": "finish", "description": "end", "input_schema": {"type": "object", "properties": {}}}
-REQUEST = Request("turn0001.01", "engineer", 0, "be brief", [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], [TOOL], 4_000, "")
+REQUEST = Request(
+    "turn0001.01",
+    "engineer",
+    0,
+    "be brief",
+    [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+    [TOOL],
+    4_000,
+    "",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -42,14 +51,25 @@ def ask(behaviors, *, stream=True, request=REQUEST, tries=4):
 @pytest.mark.parametrize("stream", [True, False])
 def test_text_and_tool_calls_come_whole_with_the_usage_the_server_counted(stream):
     thought = {"type": "thinking", "thinking": "hm " * 30, "signature": "c2lnbmF0dXJl" * 9}
-    blocks = [thought, {"type": "redacted_thinking", "data": "eA=="}, {"type": "text", "text": "wait " * 30}, with_id(write(1.5, "split"))]
+    blocks = [
+        thought,
+        {"type": "redacted_thinking", "data": "eA=="},
+        {"type": "text", "text": "wait " * 30},
+        with_id(write(1.5, "split")),
+    ]
     reply, server, _ = ask([("answer", blocks)], stream=stream)
     assert reply.content == blocks and reply.stop_reason == "tool_use" and reply.faults == {}
     billed = server.billed[0]
-    assert reply.usage == Usage(7, billed["cache_creation_input_tokens"], billed["cache_read_input_tokens"], billed["output_tokens"])
+    assert reply.usage == Usage(
+        7, billed["cache_creation_input_tokens"], billed["cache_read_input_tokens"], billed["output_tokens"]
+    )
     sent = server.requests[0]
     assert sent["stream"] if stream else "stream" not in sent
-    assert sent["system"][0]["cache_control"] == sent["messages"][-1]["content"][-1]["cache_control"] == {"type": "ephemeral"}
+    assert (
+        sent["system"][0]["cache_control"]
+        == sent["messages"][-1]["content"][-1]["cache_control"]
+        == {"type": "ephemeral"}
+    )
     assert not {"temperature", "tool_choice", "thinking", "output_config"} & sent.keys()
 
 
@@ -147,7 +167,11 @@ def test_an_evolving_run_over_http_with_the_ledger_equal_to_the_bill(tmp_path):
         "sharing": {"fixer": ["failures"]},
     }
     split = {"techniques": ["split-kv"], "wrong": True}
-    edit = {"type": "tool_use", "name": "edit_kernel", "input": {"base": "a0002", "idea": "repair", "edits": [{"search": "WRONG = 1\n", "replace": ""}]}}
+    edit = {
+        "type": "tool_use",
+        "name": "edit_kernel",
+        "input": {"base": "a0002", "idea": "repair", "edits": [{"search": "WRONG = 1\n", "replace": ""}]},
+    }
     decide = {"type": "tool_use", "name": "decide", "input": {"action": "revise", "diagnosis": "retreat", "team": team}}
     turns = [[write(1.0), write(4.0, "split", **split), write(4.1, "split", **split)], [FINISH], [FINISH],
              [write(1.001), write(1.002), FINISH], [FINISH], [decide], [edit]]  # fmt: skip
@@ -158,7 +182,10 @@ def test_an_evolving_run_over_http_with_the_ledger_equal_to_the_bill(tmp_path):
     state = folder.state
     assert state.best.score == 4.0 and state.best.role == "fixer" and len(state.tenures) == 2
     price = rates("claude-sonnet-5-5")
-    bill = [Usage(7, b["cache_creation_input_tokens"], b["cache_read_input_tokens"], b["output_tokens"]) for b in server.billed]
+    bill = [
+        Usage(7, b["cache_creation_input_tokens"], b["cache_read_input_tokens"], b["output_tokens"])
+        for b in server.billed
+    ]
     assert state.ledger.total.tokens == pytest.approx(sum(price.tokens(usage) for usage in bill))
     assert state.ledger.total.dollars == pytest.approx(sum(price.dollars(usage) for usage in bill))
     assert state.ledger.total.calls == len(server.requests) and state.end["reason"] in ("budget", "evaluations")

@@ -41,7 +41,9 @@ def test_a_long_prompt_has_its_own_price_and_sums_are_made_of_calls():
 
 def test_the_price_file_is_dated_and_every_row_is_whole():
     table = json.loads((Path(budget.__file__).parent / "prices.json").read_text())
-    assert table["date"] and all({"input", "cache_write", "cache_read", "output"} <= row.keys() for row in table["models"].values())
+    assert table["date"] and all(
+        {"input", "cache_write", "cache_read", "output"} <= row.keys() for row in table["models"].values()
+    )
 
 
 def test_a_call_is_reserved_within_what_is_left():

@@ -13,7 +13,13 @@ from evoteam.mailbox import END, MailboxJudge, MailboxModel, read_answer, render
 from evoteam.memory import SharedFolder
 from tests.evoteam.toy import FINISH, ToyJudge, candidate, end_state, events, run, settings, use, write
 
-TOOLS = [{"name": "write_kernel", "description": "Submit.", "input_schema": {"type": "object", "properties": {"source": {"type": "string"}}}}]
+TOOLS = [
+    {
+        "name": "write_kernel",
+        "description": "Submit.",
+        "input_schema": {"type": "object", "properties": {"source": {"type": "string"}}},
+    }
+]
 REQUEST = Request("turn0001.02", "writer", 1, "You write.", [{"role": "user", "content": "Go."}], TOOLS, 900, "")
 ANSWER = f"""---
 model: a careful reader
@@ -49,12 +55,16 @@ def test_an_answer_is_read_as_it_was_meant():
     assert reply.model == "a careful reader" and reply.stop_reason == "tool_use" and not reply.faults
     text, call, finish = reply.content
     assert text == {"type": "text", "text": "I try this."}
-    assert call["input"] == {"idea": "faster", "techniques": ["split-kv"], "source": "DOC = '''\n```\ninner fence\n```\n'''\n"}
+    assert call["input"] == {
+        "idea": "faster",
+        "techniques": ["split-kv"],
+        "source": "DOC = '''\n```\ninner fence\n```\n'''\n",
+    }
     assert finish["name"] == "finish" and finish["input"] == {}
 
 
 def test_edits_are_written_one_block_after_the_other():
-    page = f"### call edit_kernel\n```json\n{{\"base\": \"a0001\", \"idea\": \"i\"}}\n```\n"
+    page = '### call edit_kernel\n```json\n{"base": "a0001", "idea": "i"}\n```\n'
     for number in (1, 2):
         page += f"#### edits.search\n```\nold {number}\n```\n#### edits.replace\n```\nnew {number}\nline\n```\n"
     (call,) = read_answer(page + END, REQUEST).content
@@ -76,7 +86,9 @@ def test_a_call_that_cannot_be_read_is_told_so(page, fault):
 
 def test_usage_is_taken_from_the_answer_or_counted_and_marked():
     assert read_answer(ANSWER, REQUEST).usage.estimated
-    stated = ANSWER.replace("model: a careful reader", "model: m\ninput_tokens: 10\ncache_read_tokens: 5\noutput_tokens: 7")
+    stated = ANSWER.replace(
+        "model: a careful reader", "model: m\ninput_tokens: 10\ncache_read_tokens: 5\noutput_tokens: 7"
+    )
     assert read_answer(stated, REQUEST).usage == Usage(10, 0, 5, 7)
     assert read_answer(f"hello\n{END}", REQUEST).model == "unstated"
 
@@ -86,10 +98,22 @@ def test_a_page_holds_everything_and_its_own_calls_read_back():
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "Go."}]},
         {"role": "assistant", "content": [{"type": "text", "text": "Thus."}, call | {"id": "x"}]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x", "content": "no such line", "is_error": True}]},
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "x", "content": "no such line", "is_error": True}],
+        },
     ]
-    page = render(Request("turn0001.03", "writer", 2, "You write.", messages, TOOLS, 900, ""), "turn0001.03-writer.answer.md")
-    for part in ("You write.", "Go.", "The tool refused:\n\nno such line", "### write_kernel", '"source": {"type": "string"}', END):
+    page = render(
+        Request("turn0001.03", "writer", 2, "You write.", messages, TOOLS, 900, ""), "turn0001.03-writer.answer.md"
+    )
+    for part in (
+        "You write.",
+        "Go.",
+        "The tool refused:\n\nno such line",
+        "### write_kernel",
+        '"source": {"type": "string"}',
+        END,
+    ):
         assert part in page
     assert "`turn0001.03-writer.answer.md`" in page and "under 900 tokens" in page and "$" not in page
     shown = page[page.index("Thus.") : page.index("The tool refused")]
@@ -208,7 +232,9 @@ def test_a_verdict_that_is_still_being_copied_is_waited_for(tmp_path):
     judge = MailboxJudge("toy", {"task_sha256": "0" * 64, "evaluator_sha256": "1" * 64}, say=said.append, poll_s=0.01)
     assert judge.evaluate(attempt / "kernel.py", attempt, best=0.0).score == 2.0
     assert not list(attempt.glob("verdict.refused*"))
-    assert said == [f"waiting for {attempt}/verdict.json; make it with: python -m evoteam evaluate {attempt} --task toy --full"]
+    assert said == [
+        f"waiting for {attempt}/verdict.json; make it with: python -m evoteam evaluate {attempt} --task toy --full"
+    ]
 
 
 def test_the_configuration_says_where_verdicts_come_from():

@@ -32,7 +32,12 @@ def test_an_evolving_run_is_replayed_event_by_event(tmp_path):
 def test_two_hundred_turns_are_replayed_in_ten_seconds_with_little_overhead_a_turn(tmp_path):
     turns = [[write(1 + i / 1000), use("note", text=f"note {i}"), FINISH] for i in range(200)]
     ends = []
-    run(tmp_path / "r", ScriptedModel({"engineer": turns}), tokens=1e9, say=lambda line: ends.append(time.perf_counter()))
+    run(
+        tmp_path / "r",
+        ScriptedModel({"engineer": turns}),
+        tokens=1e9,
+        say=lambda line: ends.append(time.perf_counter()),
+    )
     assert statistics.median(later - earlier for earlier, later in zip(ends, ends[1:])) < 0.05
     started = time.perf_counter()
     outcome = replay.replay(tmp_path / "r", tmp_path / "again")
@@ -58,29 +63,35 @@ def test_a_difference_is_shown_where_it_begins(tmp_path):
     path = tmp_path / "r"
     run(path, ScriptedModel({"engineer": [[write(1.0), FINISH], [write(2.0), FINISH]]}))
     text = (path / JOURNAL).read_text()
-    (path / JOURNAL).write_text(text.replace('"id":"a0002"', '"id":"a0099"').replace('"attempt":"a0002"', '"attempt":"a0099"'))
+    (path / JOURNAL).write_text(
+        text.replace('"id":"a0002"', '"id":"a0099"').replace('"attempt":"a0002"', '"attempt":"a0099"')
+    )
     outcome = replay.replay(path, tmp_path / "again")
     assert not outcome.equal
     assert "then event" in outcome.text and "id a0099" in outcome.text and "id a0002" in outcome.text
 
 
+LIGHT = """
+import resource, sys
+from pathlib import Path
+from evoteam import cli, mailbox, summary
+from evoteam.anthropic_model import AnthropicModel
+from evoteam.evaluator import evaluator_sha256, task_sha256
+from evoteam.llm import ScriptedModel
+from kernels.tasks import load_task
+from tests.evoteam.toy import FINISH, run, write
+import anthropic
+for name in ("mla-paged-decode", "mla-paged-decode-cpu"):
+    assert load_task(name).definition and task_sha256(name)
+run(Path(sys.argv[1]), ScriptedModel({"engineer": [[write(1.0), FINISH]]}))
+heavy = [name for name in ("torch", "numpy") if name in sys.modules]
+print(heavy, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
 def test_the_loop_imports_neither_torch_nor_numpy_and_stays_small(tmp_path):
-    code = (
-        "import resource, sys\n"
-        "from pathlib import Path\n"
-        "import anthropic\n"
-        "from evoteam.anthropic_model import AnthropicModel\n"
-        "from evoteam import cli, mailbox, summary\n"
-        "from evoteam.evaluator import evaluator_sha256, task_sha256\n"
-        "from evoteam.llm import ScriptedModel\n"
-        "from kernels.tasks import load_task\n"
-        "from tests.evoteam.toy import FINISH, run, write\n"
-        "for name in ('mla-paged-decode', 'mla-paged-decode-cpu'):\n"
-        "    assert load_task(name).definition and task_sha256(name)\n"
-        "run(Path(sys.argv[1]), ScriptedModel({'engineer': [[write(1.0), FINISH]]}))\n"
-        "print([name for name in ('torch', 'numpy') if name in sys.modules], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, tmp_path / "r"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", LIGHT, tmp_path / "r"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     modules, megabytes = done.stdout.rsplit(maxsplit=1)
     assert modules == "[]" and int(megabytes) < 300

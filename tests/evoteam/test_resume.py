@@ -30,7 +30,16 @@ def test_killed_twenty_times_a_run_reaches_the_same_end_and_pays_nothing_twice(t
     rng, killed = random.Random(), 0
     while True:
         steps = rng.randint(1, 9) if killed < KILLS else 1_000_000
-        command = [sys.executable, "-m", "tests.evoteam.killed_run", tmp_path / "r", script, log, steps, rng.randrange(10**9)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.evoteam.killed_run",
+            tmp_path / "r",
+            script,
+            log,
+            steps,
+            rng.randrange(10**9),
+        ]
         done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, timeout=60)
         if done.returncode != -signal.SIGKILL:
             break
@@ -80,10 +89,18 @@ def test_a_newer_schema_is_refused_by_name(tmp_path):
         SharedFolder.read(path)
 
 
+SECOND_WRITER = """
+import sys
+from pathlib import Path
+from evoteam.memory import SharedFolder
+SharedFolder.open(Path(sys.argv[1]))
+"""
+
+
 def test_a_second_writer_is_refused_while_readers_are_not(tmp_path):
     with SharedFolder.open(tmp_path / "r", settings()):
-        code = f"from pathlib import Path; from evoteam.memory import SharedFolder; SharedFolder.open(Path({str(tmp_path / 'r')!r}))"
-        second = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        command = [sys.executable, "-c", SECOND_WRITER, tmp_path / "r"]
+        second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert second.returncode == 1 and "another process is writing" in second.stderr
         assert SharedFolder.read(tmp_path / "r").state.config["arm"] == "single"
     with SharedFolder.open(tmp_path / "r"):
@@ -114,7 +131,9 @@ except FolderError as error:
 
 
 def test_a_write_that_does_not_fit_leaves_a_whole_journal_and_the_run_goes_on_later(tmp_path):
-    done = subprocess.run([sys.executable, "-c", FILL, tmp_path / "r"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", FILL, tmp_path / "r"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert "cannot write" in done.stdout and "make room and continue with --resume" in done.stdout, done.stderr
     assert (tmp_path / "r" / JOURNAL).read_bytes().endswith(b"}\n")
     model = ScriptedModel({"engineer": [[write(1.0 + i), FINISH] for i in range(5)]})
@@ -150,7 +169,9 @@ def test_ten_thousand_attempts_open_in_two_seconds(tmp_path):
     cycle = [next(event for event in events(path) if event["kind"] == kind) for kind in kinds]
     with open(path / JOURNAL, "w", encoding="utf-8") as file:
         start = [{"seq": 0, "t": "t", "kind": "run", "schema": 1, "config": settings()}]
-        start.append({"seq": 1, "t": "t", "kind": "team", "team": single_agent().model_dump(mode="json"), "diagnosis": ""})
+        start.append(
+            {"seq": 1, "t": "t", "kind": "team", "team": single_agent().model_dump(mode="json"), "diagnosis": ""}
+        )
         for event in start:
             file.write(json.dumps(event) + "\n")
         for number in range(10_000):

@@ -12,14 +12,23 @@ REPAIR = {
     "rationale": "one role repairs split-kv",
     "roles": [
         {"name": "writer", "tools": ["write_kernel", "edit_kernel", "note"], "share": 0.4},
-        {"name": "repairer", "mandate": "Repair split-kv from a0002; change nothing else.", "tools": ["edit_kernel", "read"], "share": 0.6},
+        {
+            "name": "repairer",
+            "mandate": "Repair split-kv from a0002; change nothing else.",
+            "tools": ["edit_kernel", "read"],
+            "share": 0.6,
+        },
     ],
     "order": [["repairer"], ["writer"]],
     "sharing": {"writer": ["best_code"], "repairer": ["failures", "team_attempts"]},
 }
 STALL = [
     [write(1.0), FINISH],
-    [write(3.0, "split", wrong=True, techniques=["split-kv"]), write(3.1, "split", wrong=True, techniques=["split-kv"]), FINISH],
+    [
+        write(3.0, "split", wrong=True, techniques=["split-kv"]),
+        write(3.1, "split", wrong=True, techniques=["split-kv"]),
+        FINISH,
+    ],
     [write(1.001), write(1.002), FINISH],
 ]
 
@@ -58,7 +67,10 @@ def test_a_retreat_is_seen_diagnosed_and_repaired_by_a_new_team(tmp_path):
 
 @pytest.mark.parametrize("arm", ["single", "fixed-four"])
 def test_an_arm_that_may_not_be_revised_never_asks_the_supervisor(tmp_path, arm):
-    roles = {"single": ["engineer"], "fixed-four": ["architect", "kernel-writer", "correctness-debugger", "performance-analyst"]}[arm]
+    roles = {
+        "single": ["engineer"],
+        "fixed-four": ["architect", "kernel-writer", "correctness-debugger", "performance-analyst"],
+    }[arm]
     writer = roles[min(1, len(roles) - 1)]
     answers = {role: [[FINISH]] * 3 for role in roles} | {writer: STALL}
     state = run(tmp_path / "r", ScriptedModel(answers), arm=arm).state
@@ -70,7 +82,9 @@ def test_an_arm_that_may_not_be_revised_never_asks_the_supervisor(tmp_path, arm)
 
 def test_arms_differ_in_nothing_but_the_team(tmp_path):
     configs = {arm: settings(arm) for arm in ("evolving", "single", "fixed-four")}
-    assert {json.dumps(config | {"arm": ""}) for config in configs.values()} == {json.dumps(configs["single"] | {"arm": ""})}
+    assert {json.dumps(config | {"arm": ""}) for config in configs.values()} == {
+        json.dumps(configs["single"] | {"arm": ""})
+    }
     from evoteam.team import preset
 
     assert len({preset(arm).limits for arm in configs}) == 1
@@ -82,7 +96,10 @@ def test_three_invalid_teams_leave_the_present_one_at_work(tmp_path):
     folder = run(tmp_path / "r", evolving_script(decisions), arm="evolving")
     refusals = [event for event in events(folder.path, "tool") if event["name"] == "decide"]
     assert [event["error"] for event in refusals] == [True, True, True]
-    assert "order[0][0]: no role is named 'nobody'" in refusals[0]["text"] and "order[1]: the stage is empty" in refusals[0]["text"]
+    assert (
+        "order[0][0]: no role is named 'nobody'" in refusals[0]["text"]
+        and "order[1]: the stage is empty" in refusals[0]["text"]
+    )
     decision = [d for d in folder.state.decisions if d["by"] == "supervisor"][0]
     assert decision["fallback"] and decision["action"] == "continue" and "refused" in decision["diagnosis"]
     assert len(folder.state.tenures) == 1 and folder.state.turns[-1].role in ("writer", "critic")
@@ -93,13 +110,17 @@ def test_the_supervisor_may_do_nothing_but_decide(tmp_path):
     answers = [[write(9.9)], [use("note", text="hello")], [use("decide", action="continue", diagnosis="wait")]]
     folder = run(tmp_path / "r", evolving_script(answers), arm="evolving")
     texts = [e["text"] for e in events(folder.path, "tool") if e["key"].split(".")[0] == "turn0007"]
-    assert "there is no tool 'write_kernel' here; the tools are read, decide" in texts[0] and "no tool 'note'" in texts[1]
+    assert (
+        "there is no tool 'write_kernel' here; the tools are read, decide" in texts[0] and "no tool 'note'" in texts[1]
+    )
     assert folder.state.best_score < 9
 
 
 def test_stop_is_open_only_after_futile_revisions(tmp_path):
     stop = [use("decide", action="stop", diagnosis="hopeless")]
-    folder = run(tmp_path / "r", evolving_script([stop, [use("decide", action="continue", diagnosis="go on")]]), arm="evolving")
+    folder = run(
+        tmp_path / "r", evolving_script([stop, [use("decide", action="continue", diagnosis="go on")]]), arm="evolving"
+    )
     told = [event["text"] for event in events(folder.path, "tool") if event["name"] == "decide"]
     assert "stopping is not open" in told[0]
     assert folder.state.end["reason"] == "answers"
@@ -134,7 +155,9 @@ def test_a_run_ends_cleanly_when_the_next_call_cannot_be_paid(tmp_path):
 
 def test_a_run_ends_when_its_evaluations_are_used(tmp_path):
     judge = ToyJudge()
-    folder = run(tmp_path / "r", ScriptedModel({"engineer": [[write(1 + i)] for i in range(50)]}), tokens=20_000, judge=judge)
+    folder = run(
+        tmp_path / "r", ScriptedModel({"engineer": [[write(1 + i)] for i in range(50)]}), tokens=20_000, judge=judge
+    )
     assert len(judge.asked) == folder.state.config["budget"]["evaluations"] == 4
     assert folder.state.end["reason"] == "evaluations"
 
@@ -156,7 +179,9 @@ def test_the_same_program_is_not_evaluated_twice(tmp_path):
 
 
 def test_a_turn_stops_at_its_limits(tmp_path):
-    state = run(tmp_path / "r", ScriptedModel({"engineer": [[use("read", path="x")]] * 8 + [[write(i) for i in range(1, 6)]]})).state
+    state = run(
+        tmp_path / "r", ScriptedModel({"engineer": [[use("read", path="x")]] * 8 + [[write(i) for i in range(1, 6)]]})
+    ).state
     assert state.turns[0].reason == "calls"
     assert len(state.judged) == state.team.limits.evaluations == 3
 

@@ -34,15 +34,41 @@ class Story:
     def attempt(self, score=None, failure="", techniques=()):
         self.count += 1
         name = f"a{self.count:04d}"
-        self.add("attempt", id=name, call=name, role="writer", team="t0001", idea="i", base="", source_sha256=name, ast_sha256=name,
-                 techniques=list(techniques), unconfirmed=[])  # fmt: skip
-        verdict = {"failure": failure, "score": score or 0.0, "full_score": score, "gpu_seconds": 0.0, "worst": {"index": 3}, "rows": []}
+        who = {
+            "role": "writer",
+            "team": "t0001",
+            "idea": "i",
+            "base": "",
+            "source_sha256": name,
+            "program_sha256": name,
+        }
+        self.add("attempt", id=name, call=name, **who, techniques=list(techniques), unconfirmed=[])
+        verdict = {
+            "failure": failure,
+            "score": score or 0.0,
+            "full_score": score,
+            "gpu_seconds": 0.0,
+            "worst": {"index": 3},
+            "rows": [],
+        }
         self.add("verdict", attempt=name, verdict=verdict)
 
     def decide(self, by="rule", **rest):
-        rules = [{"name": rule.name, "subject": rule.subject, "text": rule.text} for rule in read_signals(self.state).rules]
+        rules = [
+            {"name": rule.name, "subject": rule.subject, "text": rule.text} for rule in read_signals(self.state).rules
+        ]
         self.add("turn_end", turn="x", role="writer", reason="finished", tokens=0)
-        self.add("decision", by=by, action="continue", diagnosis="", rules=rules, tokens=self.state.ledger.total.tokens, round=self.state.round, phase="", **rest)
+        self.add(
+            "decision",
+            by=by,
+            action="continue",
+            diagnosis="",
+            rules=rules,
+            tokens=self.state.ledger.total.tokens,
+            round=self.state.round,
+            phase="",
+            **rest,
+        )
         self.turn("writer")
 
     @property
@@ -59,7 +85,8 @@ def test_a_plateau_needs_both_valid_attempts_and_tokens():
     story.spend(79_000)
     assert "plateau" not in story.fired
     story.spend(2_000)
-    assert story.fired["plateau"].startswith("4 valid attempts and 81,000 tokens without a gain of 2% (limits 4 and 80,000); the best is still a0002 with 1.010")
+    told = "4 valid attempts and 81,000 tokens without a gain of 2% (limits 4 and 80,000)"
+    assert story.fired["plateau"] == f"{told}; the best is still a0002 with 1.010"
     story.attempt(1.2)
     assert "plateau" not in story.fired
 
@@ -109,7 +136,9 @@ def test_a_retreat_fires_once_for_the_same_failures():
     story.attempt(1.0)
     assert "retreat" not in story.fired  # not dropped yet: one attempt without it
     story.attempt(1.0)
-    assert story.fired["retreat"].startswith("split-kv failed 2 times (2 wrong-answer; a0002, a0003), never worked, and the 2 attempts")
+    assert story.fired["retreat"].startswith(
+        "split-kv failed 2 times (2 wrong-answer; a0002, a0003), never worked, and the 2 attempts"
+    )
     story.decide()
     assert "retreat" not in story.fired
     story.attempt(failure="crash", techniques=["split-kv"])
@@ -175,7 +204,11 @@ def test_the_phase_follows_the_work_and_the_text_has_the_numbers():
     signals = read_signals(story.state)
     assert signals.phase == "refinement"
     text = signals.text()
-    assert "3 attempts: 3 valid, no failure" in text and "1.050 by a0003 at 0" in text and "tokens used 0, 98% of the budget left" in text
+    assert (
+        "3 attempts: 3 valid, no failure" in text
+        and "1.050 by a0003 at 0" in text
+        and "tokens used 0, 98% of the budget left" in text
+    )
     assert "notes that nobody is shown" not in text  # the critic is shown notes:*
 
 

@@ -13,7 +13,11 @@ def record(**changes):
         {"name": "writer", "mandate": "Write.", "tools": ["write_kernel"], "share": 0.7},
         {"name": "critic", "mandate": "Read.", "tools": ["note"], "share": 0.3},
     ]
-    return {"roles": roles, "order": [["writer"], ["critic"]], "sharing": {"writer": ["best_code"], "critic": ["failures"]}} | changes
+    return {
+        "roles": roles,
+        "order": [["writer"], ["critic"]],
+        "sharing": {"writer": ["best_code"], "critic": ["failures"]},
+    } | changes
 
 
 def faults(given):
@@ -25,7 +29,12 @@ def faults(given):
 def test_the_presets_are_the_paper_kit():
     assert [role.name for role in founding_team().roles] == ["writer", "critic"]
     assert [role.name for role in single_agent().roles] == ["engineer"]
-    assert [role.name for role in fixed_four().roles] == ["architect", "kernel-writer", "correctness-debugger", "performance-analyst"]
+    assert [role.name for role in fixed_four().roles] == [
+        "architect",
+        "kernel-writer",
+        "correctness-debugger",
+        "performance-analyst",
+    ]
     for arm in ARMS:
         team = preset(arm)
         assert parse_team(json.loads(team.model_dump_json())) == team
@@ -33,7 +42,9 @@ def test_the_presets_are_the_paper_kit():
 
 
 def test_all_faults_come_at_once_each_with_its_place():
-    bad = record(order=[["writer", "nobody"], [], ["writer"]], sharing={"writer": ["secrets", "notes:critic"], "ghost": []})
+    bad = record(
+        order=[["writer", "nobody"], [], ["writer"]], sharing={"writer": ["secrets", "notes:critic"], "ghost": []}
+    )
     bad["roles"][0] |= {"share": 1.5, "tools": ["rm"]}
     bad["roles"].append(dict(bad["roles"][1]))
     found = "\n".join(faults(bad))
@@ -72,14 +83,20 @@ def test_unknown_fields_are_refused_from_a_model_and_passed_over_in_a_run_folder
     assert parse_team(record(color="red"), stored=True).roles[0].name == "writer"
 
 
-@pytest.mark.parametrize("given", [None, [], 7, "team", {}, {"roles": None}, {"roles": [None], "order": [None], "sharing": [None]}])
+@pytest.mark.parametrize(
+    "given", [None, [], 7, "team", {}, {"roles": None}, {"roles": [None], "order": [None], "sharing": [None]}]
+)
 def test_what_is_no_team_at_all_is_still_a_clear_error(given):
     assert faults(given)
 
 
 def test_roles_that_work_several_times_split_their_share():
     team = parse_team(record(order=[["writer"], ["critic"], ["writer"]]))
-    assert team.turn_tokens("writer") == 35_000 and [role.name for _, role in team.slots()] == ["writer", "critic", "writer"]
+    assert team.turn_tokens("writer") == 35_000 and [role.name for _, role in team.slots()] == [
+        "writer",
+        "critic",
+        "writer",
+    ]
     twice = record()
     twice["roles"][0]["turns"] = 2
     assert [stage for stage, _ in parse_team(twice).slots()] == [0, 0, 1]

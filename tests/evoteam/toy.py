@@ -27,16 +27,32 @@ class ToyJudge:
         self.asked = []
 
     def evaluate(self, source, attempt_dir, *, best):
-        text = source.read_text("utf-8")
+        data = source.read_bytes()
         self.asked.append(attempt_dir.name)
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        facts = {"task": "toy", "source_sha256": digest, "task_sha256": "0" * 64, "evaluator_sha256": "1" * 64, "device": "toy"}
+        digest = hashlib.sha256(data).hexdigest()
+        facts = {
+            "task": "toy",
+            "source_sha256": digest,
+            "task_sha256": "0" * 64,
+            "evaluator_sha256": "1" * 64,
+            "device": "toy",
+        }
         try:
-            values = {node.targets[0].id: ast.literal_eval(node.value) for node in ast.parse(text).body if isinstance(node, ast.Assign)}
+            values = {
+                node.targets[0].id: ast.literal_eval(node.value)
+                for node in ast.parse(data).body
+                if isinstance(node, ast.Assign)
+            }
         except (SyntaxError, ValueError) as error:
             return Verdict(**facts, phase="compile", failure="compile", message=f"it does not compile: {error}")
         if "WRONG" in values:
-            return Verdict(**facts, phase="check", failure="wrong-answer", worst={"index": 1, "max_abs": 0.5}, message="out is wrong")
+            return Verdict(
+                **facts,
+                phase="check",
+                failure="wrong-answer",
+                worst={"index": 1, "max_abs": 0.5},
+                message="out is wrong",
+            )
         speed = float(values.get("SPEED", 1.0))
         rows = [{"index": i, "ratio": speed, "ours_us": 10 / speed, "baseline_us": 10.0} for i in (0, 1)]
         full = speed * 0.9 if speed > best else None
@@ -54,7 +70,9 @@ def use(name, **arguments):
 
 
 def write(speed, *marks, wrong=False, techniques=()):
-    return use("write_kernel", source=candidate(speed, *marks, wrong=wrong), idea=f"speed {speed}", techniques=list(techniques))
+    return use(
+        "write_kernel", source=candidate(speed, *marks, wrong=wrong), idea=f"speed {speed}", techniques=list(techniques)
+    )
 
 
 FINISH = use("finish")
@@ -78,4 +96,7 @@ def events(path, *kinds):
 def end_state(path):
     """A journal without what an interruption may change: numbers of events, clock, and the marks of resuming."""
     kept = [event for event in events(path) if event["kind"] != "resume"]
-    return [json.dumps({k: v for k, v in event.items() if k not in ("seq", "t", "snapshot")}, sort_keys=True) for event in kept]
+    return [
+        json.dumps({k: v for k, v in event.items() if k not in ("seq", "t", "snapshot")}, sort_keys=True)
+        for event in kept
+    ]
