@@ -1,4 +1,4 @@
-"""FlashInfer's MLA paged decode as the baseline: plan and run apart, every backend the GPU has, eager or in a CUDA graph."""
+"""FlashInfer's MLA paged decode as the baseline: plan and run apart, every backend of the GPU, eager or in a graph."""
 
 import time
 from collections.abc import Callable
@@ -31,13 +31,15 @@ def flashinfer_backends(device: torch.device) -> tuple[str, ...]:
         )
     major, minor = torch.cuda.get_device_capability(device)
     if major < 8:
-        raise BaselineUnavailable(f"FlashInfer's MLA needs compute capability 8.0 or newer, this GPU has {major}.{minor}")
+        raise BaselineUnavailable(
+            f"FlashInfer's MLA needs compute capability 8.0 or newer, this GPU has {major}.{minor}"
+        )
     return ("fa3", "fa2") if (major, minor) == (9, 0) else ("fa2",)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanMetadata:
-    """What plan() reads, int32: `host` has all of it in pinned host memory, `host-indptr` all but kv_indices, `device` none."""
+    """What plan() reads, int32: `host` is all pinned host memory, `host-indptr` all but kv_indices, `device` none."""
 
     qo_indptr: torch.Tensor
     kv_indptr: torch.Tensor
@@ -47,7 +49,12 @@ class PlanMetadata:
     @classmethod
     def of(cls, kv_indptr: torch.Tensor, kv_indices: torch.Tensor, where: str) -> "PlanMetadata":
         batch = kv_indptr.numel() - 1
-        tensors = [torch.arange(batch + 1, dtype=torch.int32, device=kv_indptr.device), kv_indptr, kv_indices, kv_indptr.diff()]
+        tensors = [
+            torch.arange(batch + 1, dtype=torch.int32, device=kv_indptr.device),
+            kv_indptr,
+            kv_indices,
+            kv_indptr.diff(),
+        ]
         if where != "device":
             tensors = [t if t is kv_indices and where == "host-indptr" else t.cpu().pin_memory() for t in tensors]
         return cls(*tensors)
@@ -56,8 +63,8 @@ class PlanMetadata:
 class FlashInferMLA:
     """One planned FlashInfer wrapper with 16 heads, 512 + 64 dims, page size 1, bf16.
 
-    With `graph_buffers` (batch, tokens) it is in CUDA-graph mode: plan() copies its metadata into buffers of that size, which a
-    captured run() reads.
+    With `graph_buffers` (batch, tokens) it is in CUDA-graph mode: plan() copies its metadata into buffers of that size,
+    which a captured run() reads.
     """
 
     def __init__(self, backend: str, device: torch.device, graph_buffers: tuple[int, int] | None = None):

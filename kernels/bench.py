@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels import baselines, device as device_facts
+from kernels import baselines
+from kernels import device as device_facts
 from kernels.reference import ERROR_RATIO_LIMIT, ERROR_RATIO_MARGIN, Errors, compare, mla_paged_decode_reference
 from kernels.timing import Measurement, MeasurementError, Stopwatch
 from kernels.workloads import HEAD_DIM_CKV, HEAD_DIM_KPE, NUM_HEADS, NUM_PAGES, SM_SCALE, Workload, page_table
@@ -19,7 +20,7 @@ CACHE_BYTES = NUM_PAGES * (HEAD_DIM_CKV + HEAD_DIM_KPE) * 2
 
 
 class Contender:
-    """A kernel bound to its inputs. `poison` fills its outputs with NaN, so that an old answer cannot pass for a new one."""
+    """A kernel bound to its inputs. `poison` fills its outputs with NaN, so that an old answer cannot pass for new."""
 
     def __init__(self, call: Callable[[], tuple], outputs: tuple = ()):
         self._call = call
@@ -35,7 +36,7 @@ class Contender:
 
 
 class Inputs:
-    """Inputs of one workload on the GPU. `draw` puts new query values into the same buffers, so that no answer is worth keeping."""
+    """Inputs of one workload on the GPU. `draw` puts new queries into the same buffers: no answer is worth keeping."""
 
     def __init__(self, workload: Workload, table, cache, seed: int, device: torch.device):
         self.workload = workload
@@ -53,9 +54,9 @@ class Inputs:
             queries.normal_(generator=self._generator)
 
     def prepare(self, contender) -> None:
-        """What precedes a timed call: the kernel once on other queries, then this sample's queries and NaN in its outputs.
+        """What precedes a timed call: the kernel once on other queries, then new queries and NaN in its outputs.
 
-        The rehearsal makes a sample independent of which kernel ran before it: instruction caches hold this kernel's code.
+        The rehearsal makes a sample independent of which kernel ran before: instruction caches hold its own code.
         """
         self.draw()
         contender()
@@ -96,7 +97,7 @@ class Answer:
 
 
 def bind(candidate: Callable, arguments: tuple, outputs: tuple[torch.Tensor, torch.Tensor]) -> Contender:
-    """Call `candidate` with the definition's positional arguments, and with out= and lse= when its signature has them."""
+    """Call `candidate` with the definition's positional arguments, and with out= and lse= if its signature has them."""
     try:
         parameters = inspect.signature(candidate).parameters
     except (TypeError, ValueError):
@@ -106,7 +107,9 @@ def bind(candidate: Callable, arguments: tuple, outputs: tuple[torch.Tensor, tor
     return Contender(lambda: candidate(*arguments))
 
 
-def bind_run(flashinfer: baselines.FlashInferMLA, arguments: tuple, outputs: tuple[torch.Tensor, torch.Tensor]) -> Contender:
+def bind_run(
+    flashinfer: baselines.FlashInferMLA, arguments: tuple, outputs: tuple[torch.Tensor, torch.Tensor]
+) -> Contender:
     """FlashInfer's run() on what a plan() elsewhere prepared."""
     return Contender(lambda: flashinfer.run(*arguments[:4], *outputs), outputs)
 
@@ -156,11 +159,16 @@ class Bench:
         fitting = min(wanted, (free - reserve) // CACHE_BYTES)
         if fitting < 1:
             raise MeasurementError(
-                f"{free / 1e9:.1f} GB of GPU memory are free, {(CACHE_BYTES + reserve) / 1e9:.1f} GB are needed for one KV cache"
+                f"{free / 1e9:.1f} GB of GPU memory are free, "
+                f"{(CACHE_BYTES + reserve) / 1e9:.1f} GB are needed for one KV cache"
             )
         generator = torch.Generator(self.device).manual_seed(self.seed)
-        make = lambda dim: torch.empty(NUM_PAGES, 1, dim, dtype=torch.bfloat16, device=self.device).normal_(generator=generator)
-        return [(make(HEAD_DIM_CKV), make(HEAD_DIM_KPE)) for _ in range(fitting)]
+
+        def cache(dim: int) -> torch.Tensor:
+            empty = torch.empty(NUM_PAGES, 1, dim, dtype=torch.bfloat16, device=self.device)
+            return empty.normal_(generator=generator)
+
+        return [(cache(HEAD_DIM_CKV), cache(HEAD_DIM_KPE)) for _ in range(fitting)]
 
     def inputs(self, workload: Workload, tables=None) -> Inputs:
         table = tables[workload.index] if tables else page_table(workload, self.seed)
@@ -177,7 +185,9 @@ class Bench:
 
     def measurements(self, samples: dict[str, list[float]], scope: str, timer: str) -> dict[str, Measurement]:
         return {
-            name: Measurement(name, scope, timer, "median", self.stopwatch.flush.kind, tuple(values), self.name, self.versions)
+            name: Measurement(
+                name, scope, timer, "median", self.stopwatch.flush.kind, tuple(values), self.name, self.versions
+            )
             for name, values in samples.items()
         }
 

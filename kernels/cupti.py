@@ -19,7 +19,7 @@ class Recording:
         self._valid: list[bool] = []  # a span each
 
     def take(self, call: Callable[[], object], before: Callable[[], object]) -> bool:
-        """Record one call; False when it could not be queued while the GPU spun, because it waits for the GPU itself."""
+        """Record one call; False when it could not be queued while the GPU spun, because it waits for the GPU."""
         spin, spinning = SPIN_CYCLES, torch.cuda.Event()
         while True:
             before()

@@ -1,10 +1,11 @@
-"""Facts about the GPU that a timing depends on: what it is, how fast it clocks now, who else uses it, how fast it copies."""
+"""Facts about the GPU that a timing depends on: what it is, its clock now, who else uses it, how fast it copies."""
 
 import platform
 import statistics
 from importlib import metadata
 
 import torch
+
 
 def describe(device: torch.device) -> dict:
     """Name, compute capability, SM count, L2 and memory size (bytes) of a CUDA device."""
@@ -29,7 +30,9 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     if torch.cuda.is_available():
-        found["driver"] = _nvml(torch.device("cuda"), lambda nvml, handle: nvml.nvmlSystemGetDriverVersion()) or "unknown"
+        found["driver"] = (
+            _nvml(torch.device("cuda"), lambda nvml, handle: nvml.nvmlSystemGetDriverVersion()) or "unknown"
+        )
     return found
 
 

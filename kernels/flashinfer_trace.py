@@ -39,7 +39,9 @@ def _find_listing(root: Path) -> Path:
         raise TraceError(f"{root} is not a folder; pass the root of a FlashInfer-Trace checkout")
     found = sorted((root / "workloads").rglob(f"{DEFINITION}.jsonl"))
     if not found:
-        raise TraceError(f"{root} holds no workloads/**/{DEFINITION}.jsonl; pass the root of a FlashInfer-Trace checkout")
+        raise TraceError(
+            f"{root} holds no workloads/**/{DEFINITION}.jsonl; pass the root of a FlashInfer-Trace checkout"
+        )
     return found[0]
 
 

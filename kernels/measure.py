@@ -26,21 +26,43 @@ __all__ = ["measure_call", "measure_cupti", "measure_host", "measure_random", "m
 
 
 def measure_run(
-    candidate: Callable, workloads: Sequence[Workload], *, seed: int, device: torch.device, flush: str = "dirty",
-    tables=None, progress: Callable[[int, int, dict], object] | None = None, pairs: int = PAIRS, use_baseline: bool = True,
-) -> dict:  # fmt: skip
+    candidate: Callable,
+    workloads: Sequence[Workload],
+    *,
+    seed: int,
+    device: torch.device,
+    flush: str = "dirty",
+    tables=None,
+    progress: Callable[[int, int, dict], object] | None = None,
+    pairs: int = PAIRS,
+    use_baseline: bool = True,
+) -> dict:
     """`run` scope by CUDA event pairs. `flush` is dirty, clean or hot; `tables` maps a workload's index to real
     (kv_indptr, kv_indices); `progress` gets (done, total, row) after every workload."""
-    return _run_scope(candidate, workloads, _by_events, "cuda-events", seed, device, flush, tables, progress, pairs, use_baseline)
+    return _run_scope(
+        candidate, workloads, _by_events, "cuda-events", seed, device, flush, tables, progress, pairs, use_baseline
+    )
 
 
 def measure_cupti(
-    candidate: Callable, workloads: Sequence[Workload], *, seed: int, device: torch.device, flush: str = "dirty",
-    tables=None, progress: Callable[[int, int, dict], object] | None = None, pairs: int = PAIRS, use_baseline: bool = True,
-) -> dict:  # fmt: skip
-    """`run` scope by CUPTI activity records: first kernel's start to last kernel's end. A second opinion on `measure_run`;
-    it reads 1.5-2.5 us less, so the two must never be compared across kernels."""
-    return _run_scope(candidate, workloads, _by_cupti, "cupti", seed, device, flush, tables, progress, pairs, use_baseline)
+    candidate: Callable,
+    workloads: Sequence[Workload],
+    *,
+    seed: int,
+    device: torch.device,
+    flush: str = "dirty",
+    tables=None,
+    progress: Callable[[int, int, dict], object] | None = None,
+    pairs: int = PAIRS,
+    use_baseline: bool = True,
+) -> dict:
+    """`run` scope by CUPTI activity records, first kernel's start to last kernel's end: a second opinion.
+
+    One H200 reads 2-3 us less with it, so figures of the two timers must not be compared.
+    """
+    return _run_scope(
+        candidate, workloads, _by_cupti, "cupti", seed, device, flush, tables, progress, pairs, use_baseline
+    )
 
 
 def measure_random(candidate: Callable, *, seed: int, device: torch.device, count: int = 40, progress=None) -> dict:
@@ -48,8 +70,10 @@ def measure_random(candidate: Callable, *, seed: int, device: torch.device, coun
     return measure_run(candidate, random_workloads(seed, count), seed=seed, device=device, progress=progress)
 
 
-def measure_host(candidate: Callable, workloads: Sequence[Workload], *, seed: int, device: torch.device, calls: int = 200) -> dict:
-    """Time the host spends in one eager call of ours and of FlashInfer's run(), outputs given, without waiting for the GPU."""
+def measure_host(
+    candidate: Callable, workloads: Sequence[Workload], *, seed: int, device: torch.device, calls: int = 200
+) -> dict:
+    """Host time of one eager call of ours and of FlashInfer's run(), outputs given, without waiting for the GPU."""
     bench = Bench(device, seed, "none")
     rows = []
     for workload in workloads:
@@ -70,7 +94,9 @@ def _host_us(contender: Contender, device: torch.device) -> float:
     return (time.perf_counter() - start) * 1e6
 
 
-def _run_scope(candidate, workloads, sampler, timer, seed, device, flush, tables, progress, pairs, use_baseline) -> dict:
+def _run_scope(
+    candidate, workloads, sampler, timer, seed, device, flush, tables, progress, pairs, use_baseline
+) -> dict:
     bench = Bench(device, seed, flush, use_baseline=use_baseline)
     rows = []
     for workload in workloads:

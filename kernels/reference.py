@@ -1,4 +1,4 @@
-"""What a right answer is: MLA paged decode in fp64 on the gathered rows, and the gate every kernel passes before it is timed."""
+"""What a right answer is: MLA paged decode in fp64 on the gathered rows, and the gate that every kernel must pass."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -42,7 +42,8 @@ def mla_paged_decode_reference(
 class Errors:
     """How far a kernel's outputs are from the reference, and whether that passes.
 
-    `error_ratio` is ||out - reference|| / ||reference|| of the worst request, so that one wrong request of many cannot hide.
+    `error_ratio` is ||out - reference|| / ||reference|| of the worst request, so that one wrong request of many cannot
+    hide.
     """
 
     ok: bool
@@ -58,8 +59,9 @@ class Errors:
 def compare(outputs, reference, *, out_dtype=torch.bfloat16, error_ratio_limit: float = ERROR_RATIO_LIMIT) -> Errors:
     """Judge (out, lse) of a kernel against (out, lse) of `mla_paged_decode_reference`.
 
-    Every element of out and lse must be within 1e-2 absolute or 1e-2 relative; -inf must stand exactly where the reference
-    has it; NaN never passes, on either side. `error_ratio_limit` bounds what the elementwise gate lets through.
+    Every element of out and lse must be within 1e-2 absolute or 1e-2 relative; -inf must stand exactly where the
+    reference has it; NaN never passes, on either side. `error_ratio_limit` bounds what the elementwise gate lets
+    through.
     """
     malformed = _malformed(outputs, reference, out_dtype)
     if malformed:
@@ -102,7 +104,10 @@ def _elementwise(name: str, value: torch.Tensor, wanted: torch.Tensor) -> tuple[
         return "", worst
     first = wrong.nonzero()[0].tolist()
     at = tuple(first)
-    return f"{name}{first} is {value[at].item():.6g}, must be {wanted[at].item():.6g}; {int(wrong.sum())} elements differ", worst
+    return (
+        f"{name}{first} is {value[at].item():.6g}, must be {wanted[at].item():.6g}; {int(wrong.sum())} elements differ",
+        worst,
+    )
 
 
 def _error_ratio(out: torch.Tensor, wanted: torch.Tensor) -> float:

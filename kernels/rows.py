@@ -33,7 +33,7 @@ def _finite(value: float) -> float | None:
 def table_row(
     inputs: Inputs, bench: Bench, errors: dict[str, Errors], measurements: dict[str, Measurement], calls: int = 1
 ) -> dict:
-    """One workload's row. Without measurements its status is `wrong`; `calls` is how many kernel calls a sample holds."""
+    """One workload's row. Without measurements its status is `wrong`; `calls` is how many kernel calls a sample has."""
     workload = inputs.workload
     baseline = faster_baseline(measurements)
     ours, theirs = measurements.get(OURS), measurements.get(baseline)
@@ -53,7 +53,9 @@ def table_row(
         "error_ratio": _finite(errors[OURS].error_ratio),
         "max_abs": _finite(errors[OURS].max_abs),
         "lse_error": _finite(errors[OURS].lse_error),
-        "baseline_error_ratio": max((e.error_ratio for name, e in errors.items() if name != OURS and e.ok), default=None),
+        "baseline_error_ratio": max(
+            (e.error_ratio for name, e in errors.items() if name != OURS and e.ok), default=None
+        ),
         "spread": None,
         "status": "wrong",
         "reason": errors[OURS].reason,

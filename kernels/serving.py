@@ -1,8 +1,8 @@
 """The scopes with FlashInfer's plan() in them: one decode step of 61 layers as it is served, and plan() on every call.
 
-A step begins with a new page table and ends when the GPU has done all layers. FlashInfer plans once and replays a CUDA graph of
-61 run() calls; ours copies the page table into the buffers that its graph reads and replays. plan() gets its metadata where it
-is fastest: all in host memory, in host memory but for kv_indices, or all on the device.
+A step begins with a new page table and ends when the GPU has done all layers. FlashInfer plans once and replays a CUDA
+graph of 61 run() calls; ours copies the page table into the buffers that its graph reads and replays. plan() gets its
+metadata where it is fastest: all in host memory, in host memory but for kv_indices, or all on the device.
 """
 
 import statistics
@@ -15,7 +15,17 @@ from kernels.baselines import PLAN_INPUTS, FlashInferMLA, PlanMetadata
 from kernels.bench import OURS, Bench, Contender, Inputs, bind, bind_run, error_ratio_limit, judge
 from kernels.reference import Errors, compare
 from kernels.rows import spread, steadier, summarize, table_row
-from kernels.timing import ATTEMPTS, MAX_SPREAD, PAIRS, WARMUP, Measurement, MeasurementError, alternating, garbage_collection_off, geomean
+from kernels.timing import (
+    ATTEMPTS,
+    MAX_SPREAD,
+    PAIRS,
+    WARMUP,
+    Measurement,
+    MeasurementError,
+    alternating,
+    garbage_collection_off,
+    geomean,
+)
 from kernels.workloads import Workload
 
 LAYERS = 61  # DeepSeek-V3/R1
@@ -24,27 +34,48 @@ RUNS_PER_PLAN = (1, 2, 5, 10, 20, 50, 61, 100)
 
 
 def measure_step(
-    candidate: Callable, workloads: Sequence[Workload], *, seed: int, device: torch.device, tables=None,
-    progress: Callable[[int, int, dict], object] | None = None, pairs: int = PAIRS, paper: tuple[float, float] = (0.96, 1.21),
-) -> dict:  # fmt: skip
+    candidate: Callable,
+    workloads: Sequence[Workload],
+    *,
+    seed: int,
+    device: torch.device,
+    tables=None,
+    progress: Callable[[int, int, dict], object] | None = None,
+    pairs: int = PAIRS,
+    paper: tuple[float, float] = (0.96, 1.21),
+) -> dict:
     """`step` scope. Layers rotate over as many full KV caches as fit, up to 61; L2 is flushed before every step.
 
-    Rows also hold the medians of the whole step (`step_us`), of the replay alone (`graph_us`) and of plan() alone by where its
-    metadata stands (`plan_us`). `runs_per_plan` is the ratio when one plan() serves that many layers. `paper` is (ratio of the
-    kernel alone, ratio with plan); `paper_runs_per_plan` says at how many runs a plan the first would become the second here.
+    Rows also hold the medians of the whole step (`step_us`), of the replay alone (`graph_us`) and of plan() alone by
+    where its metadata stands (`plan_us`). `runs_per_plan` is the ratio when one plan() serves that many layers. `paper`
+    is (ratio of the kernel alone, ratio with plan); `paper_runs_per_plan` says at how many runs a plan the first would
+    become the second here.
     """
     bench = Bench(device, seed, "dirty", caches=LAYERS)
     rows = _rows(partial(_step_row, candidate, bench), bench, workloads, tables, progress, pairs)
     return bench.record(
-        "step", "wall", rows, pairs=pairs, layers=LAYERS, caches=len(bench.caches), summary=summarize(rows),
-        runs_per_plan=runs_per_plan(rows), paper_runs_per_plan=amortization(rows, *paper),
-    )  # fmt: skip
+        "step",
+        "wall",
+        rows,
+        pairs=pairs,
+        layers=LAYERS,
+        caches=len(bench.caches),
+        summary=summarize(rows),
+        runs_per_plan=runs_per_plan(rows),
+        paper_runs_per_plan=amortization(rows, *paper),
+    )
 
 
 def measure_call(
-    candidate: Callable, workloads: Sequence[Workload], *, seed: int, device: torch.device, tables=None,
-    progress: Callable[[int, int, dict], object] | None = None, pairs: int = PAIRS,
-) -> dict:  # fmt: skip
+    candidate: Callable,
+    workloads: Sequence[Workload],
+    *,
+    seed: int,
+    device: torch.device,
+    tables=None,
+    progress: Callable[[int, int, dict], object] | None = None,
+    pairs: int = PAIRS,
+) -> dict:
     """`call` scope: an eager call of ours against plan() and run(), from an idle GPU to an idle GPU."""
     bench = Bench(device, seed, "dirty")
     rows = _rows(partial(_call_row, candidate, bench), bench, workloads, tables, progress, pairs)
@@ -61,7 +92,7 @@ def _rows(make_row, bench: Bench, workloads, tables, progress, pairs: int) -> li
 
 
 class _Job:
-    """What one kernel does for a new page table: take it over (`refresh`), then compute (`compute`) one or all layers."""
+    """What one kernel does for a new page table: take it over (`refresh`), then `compute` one or all layers."""
 
     def __init__(self, refresh: Callable[[], object], compute: Callable[[], object], layers: list[Contender]):
         self.refresh, self.compute, self.layers = refresh, compute, layers
@@ -115,14 +146,18 @@ def _call_row(candidate: Callable, bench: Bench, inputs: Inputs, pairs: int) -> 
     plan_us, plan_inputs = {}, {}
     for backend in bench.build_s:
         flashinfer = FlashInferMLA(backend, bench.device)
-        plan, plan_inputs[backend], plan_us[backend] = _fastest_plan(bench, flashinfer, inputs.kv_indptr, inputs.kv_indices)
+        plan, plan_inputs[backend], plan_us[backend] = _fastest_plan(
+            bench, flashinfer, inputs.kv_indptr, inputs.kv_indices
+        )
         run = bind_run(flashinfer, inputs.arguments(), inputs.outputs())
         jobs[backend] = _Job(plan, run, [run])
     errors, calls = _race(bench, inputs, jobs, "call", pairs, 0, bench.caches[0])
     return table_row(inputs, bench, errors, calls) | {"plan_us": plan_us, "plan_inputs": plan_inputs}
 
 
-def _fastest_plan(bench: Bench, flashinfer: FlashInferMLA, kv_indptr, kv_indices) -> tuple[Callable, str, dict[str, float]]:
+def _fastest_plan(
+    bench: Bench, flashinfer: FlashInferMLA, kv_indptr, kv_indices
+) -> tuple[Callable, str, dict[str, float]]:
     """plan() with its metadata where it is fastest, where that is, and the median time for every place."""
     plans = {where: partial(flashinfer.plan, PlanMetadata.of(kv_indptr, kv_indices, where)) for where in PLAN_INPUTS}
     samples = {where: [] for where in plans}
@@ -138,7 +173,7 @@ def _fastest_plan(bench: Bench, flashinfer: FlashInferMLA, kv_indptr, kv_indices
 def _race(
     bench: Bench, inputs: Inputs, jobs: dict[str, _Job], scope: str, pairs: int, layer: int, cache
 ) -> tuple[dict[str, Errors], dict[str, Measurement]]:
-    """Check `layer` of every job and time the right ones by wall clock; a random timed sample of ours is checked again."""
+    """Check `layer` of every job, time the right ones by wall clock, and check a random timed sample of ours again."""
     for job in jobs.values():
         job.poison()
         job()
@@ -202,7 +237,7 @@ def _with_baseline(rows: Sequence[dict]) -> list[dict]:
 
 
 def runs_per_plan(rows: Sequence[dict]) -> dict[str, float]:
-    """Geometric-mean ratio by layers served per plan(), from the measured parts of `step` rows; "never" leaves plan() out."""
+    """Geometric-mean ratio by layers served per plan(), from parts of `step` rows; "never" leaves plan() out."""
     rows = _with_baseline(rows)
     if not rows:
         return {}
@@ -211,7 +246,7 @@ def runs_per_plan(rows: Sequence[dict]) -> dict[str, float]:
 
 
 def amortization(rows: Sequence[dict], run_ratio: float, with_plan: float) -> float | None:
-    """Runs per plan() at which a kernel that reaches `run_ratio` alone would reach `with_plan`, from FlashInfer's measured parts.
+    """Runs per plan() at which a kernel with `run_ratio` alone would reach `with_plan`, from FlashInfer's parts.
 
     None when no number of runs gives that.
     """

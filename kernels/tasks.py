@@ -10,7 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kernels.workloads import FEEDBACK, HEAD_DIM_CKV, HEAD_DIM_KPE, NUM_HEADS, SM_SCALE, Workload, load_workloads, page_table
+from kernels.workloads import (
+    FEEDBACK,
+    HEAD_DIM_CKV,
+    HEAD_DIM_KPE,
+    NUM_HEADS,
+    SM_SCALE,
+    Workload,
+    load_workloads,
+    page_table,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -28,9 +37,9 @@ class TaskError(ValueError):
 class Task:
     """One kernel-optimization problem.
 
-    `make_inputs(workload, seed, device)` gives the entry point's positional arguments, `reference(inputs)` the outputs in high
-    precision, `compare(outputs, reference)` the verdict on them, `baseline(inputs)` the baseline's name and a callable without
-    arguments that computes the outputs (whatever can be prepared ahead is prepared).
+    `make_inputs(workload, seed, device)` gives the entry point's positional arguments, `reference(inputs)` the outputs
+    in high precision, `compare(outputs, reference)` the verdict on them, `baseline(inputs)` the baseline's name and a
+    callable without arguments that computes the outputs (whatever can be prepared ahead is prepared).
     """
 
     name: str
@@ -51,8 +60,8 @@ class Task:
 MLA_DEFINITION = f"""\
 # mla-paged-decode: MLA decode attention over a paged KV cache (DeepSeek-V3/R1, tensor parallel 8), page size 1
 
-Define `mla_paged_decode(q_nope, q_pe, ckv_cache, kpe_cache, kv_indptr, kv_indices, sm_scale)` in one Python file. It may also
-take keywords `out=` and `lse=`: then it writes there. It returns `(out, lse)`.
+Define `mla_paged_decode(q_nope, q_pe, ckv_cache, kpe_cache, kv_indptr, kv_indices, sm_scale)` in one Python file. It
+may also take keywords `out=` and `lse=`: then it writes there. It returns `(out, lse)`.
 
 | input | shape | dtype |
 |---|---|---|
@@ -70,22 +79,23 @@ take keywords `out=` and `lse=`: then it writes there. It returns `(out, lse)`.
 | lse | [B, {NUM_HEADS}] | float32, base 2 |
 
 For request b with rows I = kv_indices[kv_indptr[b]:kv_indptr[b+1]], K = ckv_cache[I], R = kpe_cache[I]:
-`s = (q_nope[b] K^T + q_pe[b] R^T) * sm_scale` in fp32, `out = softmax(s) K`, `lse = log2(sum(exp(s)))`. The values are the same
-rows K. There is no mask. A request without tokens gives out = 0 and lse = -inf.
+`s = (q_nope[b] K^T + q_pe[b] R^T) * sm_scale` in fp32, `out = softmax(s) K`, `lse = log2(sum(exp(s)))`.
+The values are the same rows K. There is no mask. A request without tokens gives out = 0 and lse = -inf.
 
 ## Rules
-- Right means: every element of out and lse within 1e-2 absolute or 1e-2 relative of an fp64 reference, -inf exactly where it is
-  due, NaN nowhere, and ||out - reference|| / ||reference|| of every request at most 1e-2.
+- Right means: every element of out and lse within 1e-2 absolute or 1e-2 relative of an fp64 reference, -inf exactly
+  where it is due, NaN nowhere, and ||out - reference|| / ||reference|| of every request at most 1e-2.
 - Pages that no request refers to hold NaN, and kv_indices may hold garbage behind kv_indptr[B]: do not read either.
 - A page may stand in several requests. Lengths differ a hundredfold within a batch. Any B from 0 to 256 must be right.
-- Values in the same buffers change between calls, lengths included: nothing derived from contents may be kept between calls.
-- All work is done on the current stream, inputs are left as they are, and the outputs are new tensors (or out= and lse=).
+- Values in the same buffers change between calls, lengths included: keep nothing that was derived from contents.
+- All work is done on the current stream, inputs are left as they are, and the outputs are new tensors (or out=, lse=).
 
 ## What is timed
-GPU time of one call (`run` scope): the call is queued behind a spinning kernel, so host time does not count, but waiting for the
-GPU inside the call does. The L2 cache is cold: twice its size is written before every call. 47 workloads: B = 1 (8 to 2,708
-tokens), B = 16 (457 to 17,257 in all), B = 64 (9,945 to 75,145 in all), P = 989,669. The score is the geometric mean of
-FlashInfer's time divided by yours, FlashInfer's plan() done ahead and not counted. Any wrong workload scores 0.
+GPU time of one call (`run` scope): the call is queued behind a spinning kernel, so host time does not count, but
+waiting for the GPU inside the call does. The L2 cache is cold: twice its size is written before every call. 47 workloads: B = 1
+(8 to 2,708 tokens), B = 16 (457 to 17,257 in all), B = 64 (9,945 to 75,145 in all), P = 989,669. The score is the
+geometric mean of FlashInfer's time divided by yours, FlashInfer's plan() done ahead and not counted. Any wrong workload
+scores 0.
 """
 
 MLA_TECHNIQUES = {
@@ -208,7 +218,7 @@ TASKS: dict[str, Callable[[], Task]] = {
 
 
 def load_task(name: str) -> Task:
-    """The task of that name: one of TASKS, or of a file `kernels/<name>_task.py`. Raises TaskError when there is none."""
+    """The task of that name: one of TASKS, or of a file `kernels/<name>_task.py`. Raises TaskError if there is none."""
     own = f"kernels.{name.replace('-', '_')}_task"
     if name not in TASKS and re.fullmatch("[a-z0-9-]+", name) and importlib.util.find_spec(own):
         return importlib.import_module(own).task()

@@ -1,7 +1,8 @@
 """How a GPU call is timed: a record that refuses to be incomplete, the state of the L2 cache, and the order of samples.
 
-GPU time is taken by a CUDA event pair around one call that was queued behind a spinning kernel, so that the time the host
-needs to launch it is not in the sample. An event pair around an empty kernel still reads 2-3 us: `Stopwatch.floor_us`.
+GPU time is taken by a CUDA event pair around one call that was queued behind a spinning kernel, so that the time the
+host needs to launch it is not in the sample. An event pair around an empty kernel still reads 2-3 us:
+`Stopwatch.floor_us`.
 """
 
 import ctypes
@@ -100,7 +101,7 @@ class Measurement:
 
 
 def alternating(names, pairs: int) -> Iterator[tuple[int, str]]:
-    """(sample number, name): every name once a sample, in the given order and then in reverse, so no one always goes first."""
+    """(sample number, name): every name once a sample, in the given order then in reverse: none always goes first."""
     names = tuple(names)
     for i in range(pairs):
         for name in names if i % 2 == 0 else reversed(names):
@@ -134,8 +135,9 @@ def _driver_function(name: str) -> Callable[[], object]:
 class L2Flush:
     """Puts the L2 cache into a known state before a call.
 
-    `dirty` writes twice the cache's size, so the call also pays for writing back what it evicts; `clean` reads it. Lines that
-    the last call marked as persisting are made ordinary first, or they would outlive that. `hot` and `none` do nothing.
+    `dirty` writes twice the cache's size, so the call also pays for writing back what it evicts; `clean` reads it.
+    Lines that the last call marked as persisting are made ordinary first, or they would outlive that. `hot` and `none`
+    do nothing.
     """
 
     def __init__(self, device: torch.device, kind: str):
@@ -171,8 +173,8 @@ class Stopwatch:
         """GPU time of one call, and whether all of it was queued before the GPU reached it.
 
         `before` prepares the call ahead of the flush (fresh inputs, poisoned outputs); `after` is queued behind the
-        call, so it sees only what the call did on this stream. A call that waits for the GPU itself is never queued in time:
-        its launch gaps are then part of the sample, and the second value is False.
+        call, so it sees only what the call did on this stream. A call that waits for the GPU itself is never queued in
+        time: its launch gaps are then part of the sample, and the second value is False.
         """
         spin = self.spin_cycles
         while True:
@@ -182,8 +184,8 @@ class Stopwatch:
             self.start.record()
             call()
             self.end.record()
-            after()
             queued = not self.start.query()
+            after()
             torch.cuda.synchronize(self.device)
             if queued:
                 self.spin_cycles = spin

@@ -1,9 +1,9 @@
 """The 47 MLA paged-decode workloads, and page tables with the structure that the published ones have.
 
-The lengths, identifiers and the sharing of prompt pages are facts in `workloads.json`. The page numbers are generated: a
-radix cache gives requests with a common prefix the same pages, a prompt takes the rest of its pages from the free list one
-after another, and a decode step takes one page a request. A fresh pool hands out a contiguous range, so decoded tokens
-interleave with a stride of the batch size; a used pool hands out fragments (family 8, workload 14).
+The lengths, identifiers and the sharing of prompt pages are facts in `workloads.json`. The page numbers are generated:
+a radix cache gives requests with a common prefix the same pages, a prompt takes the rest of its pages from the free
+list one after another, and a decode step takes one page a request. A fresh pool hands out a contiguous range, so
+decoded tokens interleave with a stride of the batch size; a used pool hands out fragments (family 8, workload 14).
 """
 
 import functools
@@ -27,14 +27,25 @@ HEAD_DIM_KPE: int = FACTS["head_dim_kpe"]
 # Eight workloads that span the lengths and batch sizes: what a kernel's author is shown while searching.
 FEEDBACK = (1, 11, 9, 16, 22, 29, 45, 41)
 
-# Gaps between neighboring free pages of a used pool, and the length of such stretches, in the order they are handed out.
-# A gap of 0 stands for irregular gaps. Shares follow family 8, where they show as strides of gap x 64 when decoding.
+# (gap between neighboring free pages, pages) of a used pool, in the order they are handed out; gap 0 stands for
+# irregular gaps. Shares follow family 8, where they show as strides of gap x 64 when decoding.
 _PROMPT_FRAGMENTS = ((0, 900), (1, 480), (2, 400), (1, 480), (0, 700), (4, 480), (1, 480), (2, 400), (8, 480), (1, 480))
 _FIRST_DECODE_FRAGMENTS = ((0, 384), (16, 460), (8, 450), (16, 460), (8, 450))
 _LATER_DECODE_FRAGMENTS = (
-    *((16, 460),) * 6, (32, 420), (32, 430), (4, 420), (32, 420), (32, 430), (16, 460),
-    (32, 420), (2, 420), (32, 420), (32, 430), (16, 460), (32, 420),
-)  # fmt: skip
+    *((16, 460),) * 6,
+    (32, 420),
+    (32, 430),
+    (4, 420),
+    (32, 420),
+    (32, 430),
+    (16, 460),
+    (32, 420),
+    (2, 420),
+    (32, 420),
+    (32, 430),
+    (16, 460),
+    (32, 420),
+)
 _IRREGULAR_GAPS = ((1, 2, 3, 4, 5, 14), (0.50, 0.20, 0.20, 0.03, 0.05, 0.02))  # and their shares
 _CACHED_RUN = 128  # pages between runs of the radix cache; the longest shared run has 84
 
@@ -82,14 +93,20 @@ def load_workloads() -> tuple[Workload, ...]:
             lens = tuple(length + steps for length in family["base_lens"])
             fragmented = snapshot.get("pool", family["pool"]) == "fragmented"
             found.append(
-                Workload(snapshot["index"], snapshot["uuid"], family["family"], lens, decoded, steps, shared, fragmented)
+                Workload(
+                    snapshot["index"], snapshot["uuid"], family["family"], lens, decoded, steps, shared, fragmented
+                )
             )
     return tuple(sorted(found, key=lambda workload: workload.index))
 
 
-def random_workloads(seed: int, count: int = 40, max_len: int = 32_768, max_tokens: int = 262_144) -> tuple[Workload, ...]:
-    """Shapes outside the 47: batch 1..256 (log-uniform), lengths Zipf or uniform, at most `max_len` tokens a request and
-    `max_tokens` in all, half of them on scattered pages, half on fragments. Indices start at 1000, family is -1."""
+def random_workloads(
+    seed: int, count: int = 40, max_len: int = 32_768, max_tokens: int = 262_144
+) -> tuple[Workload, ...]:
+    """Shapes outside the 47: batch 1..256 (log-uniform), lengths Zipf or uniform, on scattered pages or on fragments.
+
+    At most `max_len` tokens a request and `max_tokens` in all. Indices start at 1000, family is -1.
+    """
     import numpy as np
 
     rng = np.random.default_rng(seed)
@@ -101,15 +118,17 @@ def random_workloads(seed: int, count: int = 40, max_len: int = 32_768, max_toke
             lens = rng.integers(1, longest, size=batch, endpoint=True)
         else:
             lens = np.minimum(rng.zipf(1.3, size=batch) * 16, longest)
-        found.append(Workload(1000 + i, f"random-{seed}-{i}", -1, tuple(int(n) for n in lens), fragmented=bool(i % 4 > 1)))
+        found.append(
+            Workload(1000 + i, f"random-{seed}-{i}", -1, tuple(int(n) for n in lens), fragmented=bool(i % 4 > 1))
+        )
     return tuple(found)
 
 
 def page_table(workload: Workload, seed: int) -> "tuple[np.ndarray, np.ndarray]":
     """(kv_indptr int32 [batch + 1], kv_indices int32 [tokens]) of a workload, page size 1.
 
-    The workloads of one family continue each other: with the same seed, a later one extends an earlier one's table. Page 0 is
-    never used and page 1 holds the first token of every request.
+    The workloads of one family continue each other: with the same seed, a later one extends an earlier one's table.
+    Page 0 is never used and page 1 holds the first token of every request.
     """
     import numpy as np
 
@@ -139,7 +158,7 @@ def _indptr(lens: tuple[int, ...]) -> "np.ndarray":
 
 
 def _cached_prefixes(rng, workload: Workload, cached: Iterator[int]) -> list[list[int]]:
-    """Pages that were in the radix cache before these requests came: those they share, then up to three of older requests."""
+    """Pages that were in the radix cache before: those that requests share, then up to three of older requests."""
     prefixes = [[] for _ in workload.lens]
     for requests, tokens in workload.shared or ((range(workload.batch), 1),):
         start = next(cached) if prefixes[requests[0]] else 1
@@ -164,14 +183,16 @@ def _decode_pages(rng, workload: Workload) -> Iterator[int]:
 
 
 def _fragments(rng, kinds: tuple[tuple[int, int], ...], first: int) -> Iterator[int]:
-    """Pages of fragment after fragment, four neighbors at a time in random order, so that page numbers also jump back."""
+    """Pages of fragment after fragment, four neighbors at a time in random order: page numbers also jump back."""
     import numpy as np
 
     base, endless = first, itertools.cycle(kinds)
     while True:
         placed = []
         for gap, length in itertools.islice(endless, 4):
-            gaps = rng.choice(_IRREGULAR_GAPS[0], size=length, p=_IRREGULAR_GAPS[1]) if gap == 0 else np.full(length, gap)
+            gaps = (
+                rng.choice(_IRREGULAR_GAPS[0], size=length, p=_IRREGULAR_GAPS[1]) if gap == 0 else np.full(length, gap)
+            )
             placed.append(base + np.cumsum(gaps))
             base = int(placed[-1][-1]) + 1
         for i in rng.permutation(4):

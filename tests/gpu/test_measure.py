@@ -6,7 +6,8 @@ import math
 import pytest
 import torch
 
-from kernels import baselines, device as device_facts
+from kernels import baselines
+from kernels import device as device_facts
 from kernels.measure import measure_call, measure_cupti, measure_host, measure_run, measure_step
 from kernels.reference import mla_paged_decode_reference
 from kernels.timing import MeasurementError, Stopwatch
@@ -24,12 +25,14 @@ def device():
 
 
 def honest(q_nope, q_pe, ckv_cache, kpe_cache, kv_indptr, kv_indices, sm_scale):
-    """Attention over all tokens with a mask by request, in fp32, without reading a tensor on the host: can be captured."""
+    """Attention over all tokens with a mask by request, in fp32; reads no tensor on the host, so it can be captured."""
     batch, heads, _ = q_nope.shape
     position = torch.arange(kv_indices.numel(), device=q_nope.device)
     request = torch.searchsorted(kv_indptr[1:].contiguous(), position.int(), right=True)
     keys, rope_keys = ckv_cache[kv_indices.long(), 0].float(), kpe_cache[kv_indices.long(), 0].float()
-    scores = (q_nope.float().flatten(0, 1) @ keys.T + q_pe.float().flatten(0, 1) @ rope_keys.T).view(batch, heads, -1) * sm_scale
+    scores = (q_nope.float().flatten(0, 1) @ keys.T + q_pe.float().flatten(0, 1) @ rope_keys.T).view(
+        batch, heads, -1
+    ) * sm_scale
     mine = request == torch.arange(batch, device=q_nope.device)[:, None]
     scores = scores.masked_fill(~mine[:, None], -math.inf)
     out = (torch.softmax(scores, -1).flatten(0, 1) @ keys).view(batch, heads, -1)
@@ -51,7 +54,12 @@ def statuses(record):
 def test_run_scope_measures_and_records_its_conditions(device, flush):
     record = measure_run(honest, SMALL, seed=SEED, device=device, flush=flush)
     assert "wrong" not in statuses(record)
-    assert (record["scope"], record["timer"], record["flush"], record["statistic"]) == ("run", "cuda-events", flush, "median")
+    assert (record["scope"], record["timer"], record["flush"], record["statistic"]) == (
+        "run",
+        "cuda-events",
+        flush,
+        "median",
+    )
     assert 0.5 < record["floor_us"] < 10
     assert record["copy_tb_s"] > 0.05
     for row in record["rows"]:

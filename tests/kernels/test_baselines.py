@@ -39,7 +39,9 @@ def test_too_old(installed, version):
     installed(version, (9, 0))
     with pytest.raises(BaselineUnavailable) as error:
         flashinfer_backends(CUDA)
-    assert str(error.value) == f"FlashInfer {version} is too old, 0.7 or newer is needed: pip install -U flashinfer-python"
+    assert (
+        str(error.value) == f"FlashInfer {version} is too old, 0.7 or newer is needed: pip install -U flashinfer-python"
+    )
 
 
 def test_backends_by_capability(installed):
@@ -74,7 +76,8 @@ def test_a_backend_that_does_not_build_is_left_out_and_none_is_an_error(installe
     with pytest.raises(BaselineUnavailable) as error:
         build(torch.device("cpu"))
     assert str(error.value) == (
-        "FlashInfer's kernels could not be built, is nvcc on PATH? fa3: nvcc: command not found; fa2: nvcc: command not found"
+        "FlashInfer's kernels could not be built, is nvcc on PATH? "
+        "fa3: nvcc: command not found; fa2: nvcc: command not found"
     )
 
 

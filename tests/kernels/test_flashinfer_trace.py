@@ -15,7 +15,11 @@ def write_tensors(path, **tensors):
     header, data = {"__metadata__": {"format": "pt"}}, b""
     for name, tensor in tensors.items():
         kind = {"int32": "I32", "int64": "I64", "float32": "F32"}[str(tensor.dtype)]
-        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [len(data), len(data) + tensor.nbytes]}
+        header[name] = {
+            "dtype": kind,
+            "shape": list(tensor.shape),
+            "data_offsets": [len(data), len(data) + tensor.nbytes],
+        }
         data += tensor.tobytes()
     text = json.dumps(header).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,8 +34,12 @@ def checkout(tmp_path_factory):
         kv_indptr, kv_indices = page_table(workload, seed=77)
         blob = f"./blob/workloads/mla_paged/{DEFINITION}/{workload.uuid}.safetensors"
         write_tensors(root / blob, kv_indices=kv_indices, kv_indptr=kv_indptr)
-        stored = {name: {"type": "safetensors", "path": blob, "tensor_key": name} for name in ("kv_indptr", "kv_indices")}
-        lines.append(json.dumps({"definition": DEFINITION, "workload": {"uuid": workload.uuid, "axes": {}, "inputs": stored}}))
+        stored = {
+            name: {"type": "safetensors", "path": blob, "tensor_key": name} for name in ("kv_indptr", "kv_indices")
+        }
+        lines.append(
+            json.dumps({"definition": DEFINITION, "workload": {"uuid": workload.uuid, "axes": {}, "inputs": stored}})
+        )
     (root / FOLDER).parent.mkdir(parents=True)
     (root / FOLDER).write_text("\n".join(lines) + "\n")
     return root
@@ -74,7 +82,10 @@ def test_not_a_checkout(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "is a Git LFS pointer: run `git lfs pull`"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n",
+            "is a Git LFS pointer: run `git lfs pull`",
+        ),
         (b"", "holds no integer tensor 'kv_indptr'"),
         (b"\xff" * 64, "holds no integer tensor 'kv_indptr'"),
     ],

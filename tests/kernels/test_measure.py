@@ -74,12 +74,22 @@ def test_baselines_that_are_right_set_the_error_ratio_of_ours():
 def test_a_row_is_judged_by_the_faster_baseline():
     row = row_of(
         {OURS: RIGHT, "fa3": RIGHT, "fa2": RIGHT},
-        {OURS: measurement(OURS, 10, 10, 10), "fa2": measurement("fa2", 30, 30, 30), "fa3": measurement("fa3", 20, 20, 20)},
+        {
+            OURS: measurement(OURS, 10, 10, 10),
+            "fa2": measurement("fa2", 30, 30, 30),
+            "fa3": measurement("fa3", 20, 20, 20),
+        },
     )
     assert (row["baseline"], row["baseline_us"], row["ours_us"], row["ratio"]) == ("fa3", 20, 10, 2.0)
     assert row["bandwidth_share"] == pytest.approx(4_000_000 / 10e-6 / 4e12)
     assert row["status"] == "ok" and row["samples"] == {"ours": [10, 10, 10], "fa2": [30, 30, 30], "fa3": [20, 20, 20]}
-    assert (row["index"], row["uuid"], row["family"], row["batch"], row["tokens"]) == (0, load_workloads()[0].uuid, 0, 1, 8)
+    assert (row["index"], row["uuid"], row["family"], row["batch"], row["tokens"]) == (
+        0,
+        load_workloads()[0].uuid,
+        0,
+        1,
+        8,
+    )
 
 
 @pytest.mark.parametrize(("wide", "status"), [(OURS, "unstable"), ("fa3", "unstable"), ("fa2", "ok")])
@@ -109,7 +119,12 @@ def summary_row(index, batch, ratio, status="ok"):
 
 
 def test_summary_by_hand():
-    rows = [summary_row(3, 1, 2.0), summary_row(5, 16, 0.5), summary_row(9, 16, 8.0, "unstable"), summary_row(1, 1, 1.0)]
+    rows = [
+        summary_row(3, 1, 2.0),
+        summary_row(5, 16, 0.5),
+        summary_row(9, 16, 8.0, "unstable"),
+        summary_row(1, 1, 1.0),
+    ]
     assert summarize(rows) == {
         "n": 4,
         "wrong": [],
@@ -176,7 +191,9 @@ def test_cupti_spans_lie_between_the_marks():
 
 def test_a_span_that_was_not_queued_in_time_is_left_out():
     recording = Recording(torch.device("cpu"))
-    recording._events = [(10 * i, 10 * i + width, "spin_kernel" if i % 3 != 1 else "work") for i, width in enumerate([1, 4, 1, 1, 5, 1])]
+    recording._events = [
+        (10 * i, 10 * i + width, "spin_kernel" if i % 3 != 1 else "work") for i, width in enumerate([1, 4, 1, 1, 5, 1])
+    ]
     recording._valid = [False, True]
     assert recording.spans_us() == [5]
 

@@ -24,7 +24,10 @@ def make(lens=(5, 0, 3), page_size=1, pages=32, seed=0):
 def token_by_token(q_nope, q_pe, ckv_cache, kpe_cache, kv_indptr, kv_indices, sm_scale, lens):
     """The definition in plain Python numbers, one (request, head) at a time."""
     page_size = ckv_cache.shape[1]
-    out, lse = torch.zeros(q_nope.shape, dtype=torch.float64), torch.full(q_nope.shape[:2], -math.inf, dtype=torch.float64)
+    out, lse = (
+        torch.zeros(q_nope.shape, dtype=torch.float64),
+        torch.full(q_nope.shape[:2], -math.inf, dtype=torch.float64),
+    )
     for b, length in enumerate(lens):
         pages = kv_indices[kv_indptr[b] : kv_indptr[b + 1]].tolist()
         tokens = [(pages[t // page_size], t % page_size) for t in range(length)]

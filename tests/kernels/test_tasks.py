@@ -35,7 +35,9 @@ def test_listing_and_reading_a_task_imports_no_gpu_library():
 def test_unknown_and_missing_tasks(monkeypatch):
     with pytest.raises(TaskError) as error:
         load_task("mla")
-    assert str(error.value) == "there is no task 'mla'; the tasks are mla-paged-decode, mla-paged-decode-cpu, kda-prefill"
+    assert (
+        str(error.value) == "there is no task 'mla'; the tasks are mla-paged-decode, mla-paged-decode-cpu, kda-prefill"
+    )
     monkeypatch.setitem(TASKS, "gone", tasks._elsewhere("kernels.gone"))
     with pytest.raises(TaskError) as error:
         load_task("gone")
@@ -44,7 +46,16 @@ def test_unknown_and_missing_tasks(monkeypatch):
 
 def test_the_definition_states_what_the_task_does(task):
     assert f"Define `{task.entry_point}(" in task.definition
-    for fact in ("[B, 16, 512]", "[B, 16, 64]", "[P, 1, 512]", f"{NUM_PAGES:,}", str(SM_SCALE), "75,145", "base 2", "1e-2"):
+    for fact in (
+        "[B, 16, 512]",
+        "[B, 16, 64]",
+        "[P, 1, 512]",
+        f"{NUM_PAGES:,}",
+        str(SM_SCALE),
+        "75,145",
+        "base 2",
+        "1e-2",
+    ):
         assert fact in task.definition, fact
     assert set(task.feedback) < {w.index for w in task.workloads}
     assert all(re.compile(pattern) for pattern in task.techniques.values())
