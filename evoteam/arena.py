@@ -1,5 +1,6 @@
 """Memory shared with the process that runs a kernel: inputs that are changed in place, outputs that are taken away at once."""
 
+import fcntl
 import math
 import mmap
 import os
@@ -16,11 +17,12 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Region:
-    """Tensors laid out one after another in a memfd."""
+    """Tensors laid out one after another in a memfd, whose size nobody can change: shrunk, it would kill its readers."""
 
     def __init__(self):
-        self.fd = os.memfd_create("evoteam", os.MFD_CLOEXEC)
+        self.fd = os.memfd_create("evoteam", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, REGION_BYTES)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self.memory = mmap.mmap(self.fd, 0)
         self.specs: list[dict] = []
         self.tensors: list = []
@@ -48,6 +50,8 @@ class Region:
     def read(self, spec: dict) -> torch.Tensor:
         """A copy of what somebody else laid out: dtype, shape and offset are as good as they are."""
         dtype, shape = getattr(torch, spec["dtype"]), spec["shape"]
+        if any(size < 0 for size in shape):
+            raise ValueError(f"shape {shape} has a negative size")
         count = math.prod(shape)
         if count == 0:
             return torch.empty(shape, dtype=dtype)

@@ -14,13 +14,14 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from evoteam import processes, sandbox
 
 HARNESS = Path(__file__).with_name("harness.py")
 COOKIE = "EVOTEAM_CANDIDATE"
 OWN_KERNELS = ("mla_paged_decode.py", "mla_paged_decode_cuda.py", "mla_paged_decode_triton.py", "kda_prefill*", "*.cu")
-WATCH_SECONDS = 0.1
+WATCH_SECONDS = 0.02
 TERM_SECONDS = 0.5
 MESSAGE_BYTES = 1 << 18
 
@@ -104,7 +105,11 @@ class Peer:
             reply = json.loads(data)
         except (ValueError, RecursionError):
             reply = None
-        return reply if isinstance(reply, dict) else {}, _sender(ancillary)
+        if not isinstance(reply, dict):
+            reply = {}
+        for name in reply.keys() & {"error", "message"}:
+            reply[name] = str(reply[name])
+        return reply, _sender(ancillary)
 
     def request(self, op: str, fds: tuple[int, ...] = (), **fields) -> dict:
         return self.receive(self.send(op, fds, **fields))
@@ -115,9 +120,9 @@ class Peer:
         return bool(poll.poll(max(seconds, 0) * 1e3))
 
     def watch(self) -> None:
-        """Called about every tenth of a second while a reply is awaited."""
+        """Called fifty times a second while a reply is awaited."""
 
-    def lost(self) -> None:
+    def lost(self) -> NoReturn:
         raise Failure("evaluator", f"the process {self.pid} that runs the baseline ended")
 
     def kill(self) -> None:
@@ -128,7 +133,11 @@ class Peer:
 
     def cpu_since_mark(self) -> int:
         """CPU nanoseconds this process used since the last call of this method."""
-        before, self.cpu_mark = self.cpu_mark, processes.cpu_ns(self.pid)
+        before = self.cpu_mark
+        try:
+            self.cpu_mark = processes.cpu_ns(self.pid)
+        except ProcessLookupError:
+            self.lost()
         return self.cpu_mark - before
 
 
@@ -184,7 +193,7 @@ class Child(Peer):
         if used > self.limits.memory_bytes:
             raise Failure("crash", f"it used {used >> 20:,} MiB of memory, the limit is {self.limits.memory_bytes >> 20:,} MiB")
 
-    def lost(self) -> None:
+    def lost(self) -> NoReturn:
         try:
             status = self.process.wait(2)
         except subprocess.TimeoutExpired:
@@ -235,10 +244,15 @@ def _readable(cuda: bool) -> tuple[Path, ...]:
 
 
 def _sender(ancillary) -> int | None:
+    """The pid that sent a message, as the kernel says. Files that came with it are closed."""
+    sender = None
     for level, kind, payload in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-            return struct.unpack("3i", payload[:12])[0]
-    return None
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            sender = struct.unpack("3i", payload[:12])[0]
+        elif (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            for (fd,) in struct.iter_unpack("i", payload[: len(payload) // 4 * 4]):
+                os.close(fd)
+    return sender
 
 
 def describe_exit(status: int | None) -> str:

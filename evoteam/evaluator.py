@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EVALUATOR_FILES = ("arena", "child", "confine", "evaluator", "gate", "gpu_bench", "gpu_harness", "gpu_side", "harness", "judge", "processes", "sandbox", "verdict", "wall_bench")
 TASK_FILES = ("tasks.py", "workloads.py", "workloads.json", "reference.py", "baselines.py", "timing.py", "measure.py")
 COOKIE = "EVOTEAM_EVALUATION"
-GRACE_SECONDS = 120  # beside the candidate's own limits: start-up, references, waiting for another timing
+GRACE_SECONDS = 420  # beside the candidate's own limits: start-up, references, waiting for another timing
 
 
 class EvaluationError(RuntimeError):
@@ -92,18 +92,14 @@ class Evaluator:
         Raises EvaluationError when the source cannot be read or no confinement works here.
         """
         source, attempt_dir = Path(source).resolve(), Path(attempt_dir).resolve()
-        try:
-            digest = hashlib.sha256(source.read_bytes()).hexdigest()
-        except OSError as error:
-            raise EvaluationError(f"cannot read the candidate: {error}") from error
+        if not os.access(source, os.R_OK):
+            raise EvaluationError(f"cannot read the candidate {source}")
         attempt_dir.mkdir(parents=True, exist_ok=True)
         if self.process is None or self.process.poll() is not None:
             self._start()
         request = {"source": str(source), "attempt_dir": str(attempt_dir), "full": full, "best": best, "more": more}
         judged = self._ask(request)
-        return Verdict(
-            task=self.task, source_sha256=digest, task_sha256=self.task_sha256, evaluator_sha256=self.evaluator_sha256, **judged
-        )
+        return Verdict(task=self.task, task_sha256=self.task_sha256, evaluator_sha256=self.evaluator_sha256, **judged)
 
     def _start(self) -> None:
         self.cookie = f"{COOKIE}={secrets.token_hex(16)}"

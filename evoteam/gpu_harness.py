@@ -20,9 +20,9 @@ GUARDED = (
 class GpuRunner(harness.Runner):
     """One candidate on the GPU; outputs go back through shared host memory, with their dtypes and shapes."""
 
-    def __init__(self, task_name: str):
+    def __init__(self, side: GpuSide):
         super().__init__()
-        self.side = GpuSide(task_name)
+        self.side = side
         self.originals = {name: _resolve(name) for name in GUARDED}
         self.steps |= {"prepare": self.prepare, "sample": self.sample, "audit_setup": self.audit_setup, "audit": self.audit, "fetch": self.fetch}
 
@@ -39,8 +39,8 @@ class GpuRunner(harness.Runner):
         if not isinstance(returned, (tuple, list)):
             raise harness.WrongOutput(f"it returned {harness.describe(returned)}, must return a tuple of tensors")
         for value in returned:
-            if type(value) is not self.side.torch.Tensor or not value.is_cuda:
-                raise harness.WrongOutput(f"it returned {harness.describe(value)}, must be a plain torch.Tensor on the GPU")
+            if type(value) is not self.side.torch.Tensor or value.device != self.side.device:
+                raise harness.WrongOutput(f"it returned {harness.describe(value)}, must be a plain torch.Tensor on {self.side.device}")
         return tuple(returned)
 
     def prepare(self, request: dict, fds: list[int]) -> None:

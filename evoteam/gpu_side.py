@@ -21,19 +21,25 @@ def variant(task, number: int, rotate: int):
 class GpuSide:
     """Inputs of one workload on the GPU, and calls of one function on them. The evaluator and the candidate's process have one each."""
 
-    def __init__(self, task_name: str):
+    def __init__(self, task, device, stopwatch):
+        import torch
+
+        self.torch, self.task, self.device, self.stopwatch = torch, task, device, stopwatch
+        self.generator = torch.Generator(self.device)
+        self.inputs: tuple = ()
+        self.buffers: dict = {}
+        self.function = None
+
+    @classmethod
+    def on_gpu(cls, task_name: str) -> "GpuSide":
+        """On the current CUDA device."""
         import torch
 
         from kernels.tasks import load_task
         from kernels.timing import Stopwatch
 
-        self.torch, self.task = torch, load_task(task_name)
-        self.device = torch.device("cuda", torch.cuda.current_device())
-        self.stopwatch = Stopwatch(self.device, "dirty")
-        self.generator = torch.Generator(self.device)
-        self.inputs: tuple = ()
-        self.buffers: dict = {}
-        self.function = None
+        device = torch.device("cuda", torch.cuda.current_device())
+        return cls(load_task(task_name), device, Stopwatch(device, "dirty"))
 
     def prepare(self, number: int, seed: int, rotate: int = 0) -> None:
         """Inputs of a workload; into the buffers of the one before where the shapes are the same."""

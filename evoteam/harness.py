@@ -168,7 +168,7 @@ def main() -> None:
     limit(options["limits"])
     sock = socket.socket(fileno=int(sys.argv[1]))
     importlib.import_module("torch")
-    runner = gpu.GpuRunner(options["gpu_task"]) if gpu else Runner()
+    runner = gpu.GpuRunner(gpu.GpuSide.on_gpu(options["gpu_task"])) if gpu else Runner()
     send(sock, {"nonce": "ready"})
     serve(sock, runner)
 

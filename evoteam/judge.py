@@ -7,6 +7,7 @@ gets ready, and after every evaluation, it starts the next candidate's confined 
 import ast
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -31,7 +32,7 @@ FORBIDDEN = {
     "kernels": "a candidate is one self-contained file",
     "flashinfer": "the baseline cannot be the candidate",
 }
-LOCK_SECONDS = 600
+LOCK_SECONDS = 300
 
 
 def screen(source: bytes, entry_point: str) -> ast.Module:
@@ -77,11 +78,30 @@ def declared_techniques(tree: ast.Module) -> list[str]:
     return []
 
 
+def confirmed_techniques(tree: ast.Module, patterns: dict[str, str]) -> list[str]:
+    """Tags whose pattern is found in the code; comments, docstrings and the declaration itself do not count."""
+    for node in ast.walk(tree):
+        if isinstance(getattr(node, "body", None), list):
+            node.body = [line for line in node.body if not _is_talk(line)] or [ast.Pass()]
+    try:
+        code = ast.unparse(tree)
+    except RecursionError as error:
+        raise Failure("screen", "the source is nested too deeply") from error
+    return [tag for tag, pattern in patterns.items() if re.search(pattern, code)]
+
+
+def _is_talk(line: ast.stmt) -> bool:
+    if isinstance(line, ast.Assign):
+        return any(isinstance(target, ast.Name) and target.id == "TECHNIQUES" for target in line.targets)
+    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) and isinstance(line.value.value, str)
+
+
 @dataclass(slots=True)
 class Evaluation:
     """What is known so far of the candidate at hand."""
 
     phase: str = "screen"
+    source_sha256: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     rows: list[dict] = field(default_factory=list)
     score: float = 0.0
@@ -120,7 +140,7 @@ class Judge:
         if self.cuda:
             from evoteam.gpu_side import GpuSide
 
-            self.side = GpuSide(self.task.name)
+            self.side = GpuSide.on_gpu(self.task.name)
         else:
             torch.set_num_threads(1)
             others = os.sched_getaffinity(0) - {self.cpu}
@@ -137,22 +157,36 @@ class Judge:
             failure = problem
         except Exception:
             failure = Failure("evaluator", traceback.format_exc()[-MESSAGE_LIMIT:])
-        left = child.end() if evaluation.phase != "screen" else set()
         if evaluation.phase == "screen":
             self.spare = child
-        elif left and failure is None:
-            failure = Failure("cheat", f"{len(left)} of its processes could not be ended")
+        elif child.end() and failure is None:
+            failure = Failure("cheat", "some of its processes could not be ended")
         return self._verdict(evaluation, failure, child, attempt_dir)
+
+    def healthy(self) -> bool:
+        """Whether this process can go on: a candidate may have left the GPU in a state that only a new process gets out of."""
+        if not self.cuda:
+            return True
+        import torch
+
+        try:
+            return torch.ones(2, device="cuda").sum().item() == 2
+        except RuntimeError:
+            return False
 
     def _run(self, evaluation: Evaluation, child: Child, source_path: Path, full: bool, best: float | None) -> None:
         task = self.task
         with evaluation.enter("screen"):
             source = source_path.read_bytes()
+            evaluation.source_sha256 = hashlib.sha256(source).hexdigest()
             tree = screen(source, task.entry_point)
-            evaluation.techniques = self._techniques(source, tree)
+            evaluation.techniques = {"declared": declared_techniques(tree), "confirmed": confirmed_techniques(tree, task.techniques)}
         with evaluation.enter("import"):
             child.seconds_left = self.limits.import_s + 60  # the harness's own start is not the candidate's
-            child.ready()
+            try:
+                child.ready()
+            except Failure as problem:
+                raise Failure("evaluator", f"the confined process did not start: {problem.message}", explained=False) from problem
             child.seconds_left = self.limits.import_s
             bench = self._load(child, source)
         try:
@@ -164,13 +198,13 @@ class Judge:
                 child.seconds_left = self.limits.check_s
                 for workload in (*task.awkward, *feedback):
                     bench.check(workload)
-            with evaluation.enter("time"), timing_lock():
+            with timing_lock(), evaluation.enter("time"):
                 child.seconds_left = self.limits.time_s
                 evaluation.rows += [bench.time(workload) for workload in feedback]
             evaluation.score = geomean(evaluation.rows)
             if full or (best is not None and evaluation.score > best):
                 rest = [workload for i, workload in enumerate(task.workloads) if i not in task.feedback]
-                with evaluation.enter("full"), timing_lock():
+                with timing_lock(), evaluation.enter("full"):
                     child.seconds_left = self.limits.full_s
                     for workload in rest:
                         bench.check(workload)
@@ -198,11 +232,6 @@ class Judge:
         with _on_cpu(self.cpu):
             return WallBench(self.task, child, fork_baseline(self.task))
 
-    def _techniques(self, source: bytes, tree: ast.Module) -> dict[str, list[str]]:
-        code = ast.unparse(tree)  # without comments
-        confirmed = [tag for tag, pattern in self.task.techniques.items() if re.search(pattern, code)]
-        return {"declared": declared_techniques(tree), "confirmed": confirmed}
-
     def _verdict(self, evaluation: Evaluation, failure: Failure | None, child: Child, attempt_dir: Path) -> dict:
         log = child.log(LOG_LIMIT) if evaluation.phase != "screen" else ""
         (attempt_dir / "log.txt").write_text(log, encoding="utf-8")
@@ -215,6 +244,7 @@ class Judge:
                 message += "\n\nEnd of its output:\n" + log[-MESSAGE_LIMIT // 2 :]
         seconds = evaluation.seconds
         return {
+            "source_sha256": evaluation.source_sha256,
             "phase": evaluation.phase,
             "failure": failure.kind if failure else "",
             "score": 0.0 if failure else evaluation.score,
@@ -296,10 +326,12 @@ def main() -> None:
     judge.load_libraries()
     for line in sys.stdin:
         request = json.loads(line)
-        if judge.spare is None:
+        if judge.spare is None or judge.spare.process.poll() is not None:
             judge.prepare()
         verdict = judge.judge(Path(request["source"]), Path(request["attempt_dir"]), full=request["full"], best=request["best"])
         print(json.dumps(verdict), file=replies, flush=True)
+        if not judge.healthy():
+            break
         if request["more"] and judge.spare is None:
             judge.prepare()
     if judge.spare:

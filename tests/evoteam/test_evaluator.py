@@ -168,6 +168,10 @@ def test_caller_stays_light_and_locale_does_not_matter(write, tmp_path):
     assert "🚀 naïve" in (tmp_path / "log.txt").read_text(encoding="utf-8")
 
 
+def alive(pids: set[int]) -> set[int]:
+    return {pid for pid in pids if os.path.exists(f"/proc/{pid}") and ") Z" not in Path(f"/proc/{pid}/stat").read_text()}
+
+
 def test_nothing_lives_on_when_the_caller_is_killed(write, tmp_path):
     source = write("import time\ndef mla_paged_decode(*_):\n    time.sleep(3600)\n")
     process = subprocess.Popen([sys.executable, "-c", LIGHT, source, tmp_path], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
@@ -180,13 +184,15 @@ def test_nothing_lives_on_when_the_caller_is_killed(write, tmp_path):
     process.kill()
     process.wait()
     deadline = time.monotonic() + 5
-    while any(os.path.exists(f"/proc/{pid}") for pid in family) and time.monotonic() < deadline:
+    while alive(family) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not [pid for pid in family if os.path.exists(f"/proc/{pid}")]
+    assert not alive(family)
 
 
 def test_a_candidate_costs_little_beside_its_own_run_time(evaluator, write, tmp_path):
     """With a warm evaluator; the calls of the baseline and the comparisons are part of the cost, the candidate's calls are not."""
+    if os.getloadavg()[0] > len(os.sched_getaffinity(0)):
+        pytest.skip("the machine is busy: a wall-clock time says nothing")
     evaluator.evaluate(write(WRONG), tmp_path)
     time.sleep(3)  # as long as an author thinks at least; the next process gets ready meanwhile
     start = time.monotonic()
