@@ -18,7 +18,9 @@ with --strict, 3 if a claim could not be judged here; else 0."""
 
 
 @click.command(epilog=EXIT_STATUS, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--mode", type=click.Choice([*claims.MODES, "all"]), default="all", show_default=True, help="Which claims.")
+@click.option(
+    "--mode", type=click.Choice([*claims.MODES, "all"]), default="all", show_default=True, help="Which claims."
+)
 @click.option(
     "--kernel",
     default="mla_paged_decode",
@@ -33,7 +35,12 @@ with --strict, 3 if a claim could not be judged here; else 0."""
     metavar="CHOICE",
     help="all, feedback, family:6, or numbers as in 1,5,9. Only all can judge a claim.",
 )
-@click.option("--trace", type=click.Path(path_type=Path), metavar="DIR", help="FlashInfer-Trace checkout to take page tables from.")
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="FlashInfer-Trace checkout to take page tables from.",
+)
 @click.option(
     "--out",
     callback=lambda context, parameter, value: _folder(value),
@@ -46,7 +53,11 @@ with --strict, 3 if a claim could not be judged here; else 0."""
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Seed of the inputs.  [default: from the system]")
 @click.option("--live", is_flag=True, help="Run the arms of same-budget or fixed-team afresh.")
 @click.option("--model", help="With --live: a model's name, or mailbox.")
-@click.option("--budget-tokens", type=click.FloatRange(min=0, min_open=True), help="With --live: input-equivalent tokens of each arm.")
+@click.option(
+    "--budget-tokens",
+    type=click.FloatRange(min=0, min_open=True),
+    help="With --live: input-equivalent tokens of each arm.",
+)
 @click.option("--task", help="With --live: what to optimize, such as mla-paged-decode-cpu.")
 @click.option("--strict", is_flag=True, help="Exit 3 if a claim could not be judged here.")
 @click.option("--quiet", is_flag=True, help="Print one line a claim, nothing else.")
@@ -92,15 +103,20 @@ def main(context, mode, kernel, workloads, trace, out, json_only, seed, strict, 
     except record.RecordError as error:
         raise click.UsageError(f"shipped record: {error}") from error
 
-    judgements = [claims.judge(claim, session.evidence.get(claim.id, claims.Evidence(claims.NOT_RUN))) for claim in chosen]
+    judgements = [
+        claims.judge(claim, session.evidence.get(claim.id, claims.Evidence(claims.NOT_RUN))) for claim in chosen
+    ]
     last_line = claims.summary_line(judgements)
-    full = finite(session.report | {
-        "paper": expected.paper,
-        "sources": expected.sources,
-        "caveats": expected.caveats,
-        "claims": [judgement.to_json() for judgement in judgements],
-        "summary": last_line,
-    })
+    full = finite(
+        session.report
+        | {
+            "paper": expected.paper,
+            "sources": expected.sources,
+            "caveats": expected.caveats,
+            "claims": [judgement.to_json() for judgement in judgements],
+            "summary": last_line,
+        }
+    )
     text = json.dumps(full, indent=1, ensure_ascii=False)
     unwritten = _write(out, text, report.render(full, _views(full)))
     if json_only:
@@ -131,7 +147,9 @@ def _live(mode, out, live, model, budget_tokens, task):
     """The checked options of a live run, None without `--live`."""
     from evoteam.arms import ARMS, Live
 
-    given = [name for name, value in (("--model", model), ("--budget-tokens", budget_tokens), ("--task", task)) if value]
+    given = [
+        name for name, value in (("--model", model), ("--budget-tokens", budget_tokens), ("--task", task)) if value
+    ]
     if not live:
         if given:
             raise click.UsageError(f"{' and '.join(given)} can be given only with --live")

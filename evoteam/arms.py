@@ -89,14 +89,21 @@ def _evidence(session: Session, claim: Claim, runs: dict, live: Live | None, sto
         if stopped:
             return Evidence(claims.NOT_RUN, reason=stopped)
         if elsewhere:
-            return Evidence(claims.NOT_RUN, reason=f"judged by runs on the GPU task only; its run on {elsewhere[0]} is a row of its own")
+            return Evidence(
+                claims.NOT_RUN,
+                reason=f"judged by runs on the GPU task only; its run on {elsewhere[0]} is a row of its own",
+            )
         if claim.arm == "codex":
             return Evidence(claims.NOT_RUN, reason="no run of the Codex command line ships with this version")
-        return Evidence(claims.NOT_RUN, reason=f"no run of the arm {claim.arm} ships with this version; --live makes one")
+        return Evidence(
+            claims.NOT_RUN, reason=f"no run of the arm {claim.arm} ships with this version; --live makes one"
+        )
     folder, summary = runs[claim.task, claim.arm]
     best = summary["best"]
     if live:
-        return Evidence(value=best["full_score"] if best else 0.0, device=_device(summary), reason=f"a live run, {_origin(summary)}")
+        return Evidence(
+            value=best["full_score"] if best else 0.0, device=_device(summary), reason=f"a live run, {_origin(summary)}"
+        )
     device = session.gpu() if best else None
     if device is None:
         value = best["full_score"] if best else 0.0

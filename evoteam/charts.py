@@ -1,6 +1,7 @@
-"""Small vector charts as SVG text. Colors come from the page's style sheet, so one drawing serves light, dark and print.
+"""Small vector charts as SVG text, sizes in CSS pixels.
 
-Every mark also differs by shape or dash, and carries its values as a tooltip. Sizes are in CSS pixels.
+Colors come from the page's style sheet, so one drawing serves light, dark and print. Every mark also differs by shape
+or dash, and carries its values as a tooltip.
 """
 
 import math
@@ -61,7 +62,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """A horizontal line or, with `high`, a band across the chart, with its text (`low`: on the left, below the line)."""
+    """A horizontal line or, with `high`, a band across the chart. `low` puts a line's text on the left, below it."""
 
     value: float
     text: str
@@ -108,19 +109,17 @@ class Bars:
         longest = max((sum(value for _, value in segments) for _, segments in self.rows), default=0) or 1
         room, parts, y = width - 12, [], 0
         for label, segments in self.rows:
-            total = sum(value for _, value in segments)
-            parts.append(f'<text x="0" y="{y + 13}" class="name">{escape(label)}</text>')
-            parts.append(f'<text x="{width}" y="{y + 13}" class="tick end">{escape(self.show(total))} {escape(self.unit)}</text>')
+            total = f"{self.show(sum(value for _, value in segments))} {self.unit}"
+            parts.append(_text(label, 0, y + 13, "name"))
+            parts.append(_text(total, width, y + 13, "tick end"))
             x = 0.0
             for kind, value in segments:
-                size = value / longest * room
-                color = self.kinds.index(kind) + 1
-                parts.append(
-                    f'<rect x="{x:.1f}" y="{y + 19}" width="{max(size, 0):.1f}" height="14" class="bar c{color}">'
-                    f"<title>{escape(label)}, {escape(kind)}: {escape(self.show(value))} {escape(self.unit)}</title></rect>"
-                )
+                size = max(value / longest * room, 0)
+                title = _tag("title", escape(f"{label}, {kind}: {self.show(value)} {self.unit}"))
+                look = f"bar c{self.kinds.index(kind) + 1}"
+                parts.append(_tag("rect", title, x=x, y=y + 19, width=size, height=14, class_=look))
                 if size > 6.5 * len(kind) + 8:
-                    parts.append(f'<text x="{x + 5:.1f}" y="{y + 30}" class="inside">{escape(kind)}</text>')
+                    parts.append(_text(kind, x + 5, y + 30, "inside"))
                 x += size
             y += 46
         return _svg(self.label, width, max(y, 1), parts)
@@ -149,11 +148,11 @@ class _Frame:
     def inside(self, value: float) -> bool:
         return self.chart.y.low <= value <= self.chart.y.high
 
-    def grid(self) -> Iterable[str]:
+    def grid(self) -> Iterable[Markup]:
         for value, text in self.chart.y.marks(6):
             y = self.y(value)
-            yield f'<line class="grid" x1="{LEFT}" x2="{self.right}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            yield f'<text class="tick end" x="{LEFT - 6}" y="{y + 4:.1f}">{escape(text)}</text>'
+            yield self.across(y, "grid")
+            yield _text(text, LEFT - 6, y + 4, "tick end")
         last = -math.inf
         for value, text in self.chart.x.marks(self.width // 70):
             x = self.x(value)
@@ -161,42 +160,49 @@ class _Frame:
             if x - half < last + 6:
                 continue
             last = x + half
-            yield f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{self.bottom}" y2="{self.bottom + 4}"/>'
-            yield f'<text class="tick middle" x="{min(x, self.width - half):.1f}" y="{self.bottom + 16}">{escape(text)}</text>'
-        yield f'<line class="axis" x1="{LEFT}" x2="{self.right}" y1="{self.bottom}" y2="{self.bottom}"/>'
-        yield f'<text class="label end" x="{self.right}" y="{self.height - 3}">{escape(self.chart.x.label)}</text>'
-        yield f'<text class="label" x="0" y="12">{escape(self.chart.y.label)}</text>'
+            yield _tag("line", x1=x, x2=x, y1=self.bottom, y2=self.bottom + 4, class_="axis")
+            yield _text(text, min(x, self.width - half), self.bottom + 16, "tick middle")
+        yield self.across(self.bottom, "axis")
+        yield _text(self.chart.x.label, self.right, self.height - 3, "label end")
+        yield _text(self.chart.y.label, 0, 12, "label")
 
-    def guides(self) -> Iterable[str]:
+    def across(self, y: float, look: str, dash: str = "") -> Markup:
+        return _tag("line", x1=LEFT, x2=self.right, y1=y, y2=y, class_=look, stroke_dasharray=dash)
+
+    def guides(self) -> Iterable[Markup]:
         for guide in self.chart.guides:
             if guide.high is not None:
                 low, high = max(guide.value, self.chart.y.low), min(guide.high, self.chart.y.high)
                 if low < high:
                     top, base = self.y(high), self.y(low)
-                    yield f'<rect class="band" x="{LEFT}" y="{top:.1f}" width="{self.right - LEFT}" height="{base - top:.1f}"/>'
-                    yield f'<text class="guide" x="{LEFT + 6}" y="{base + 13:.1f}">{escape(guide.text)}</text>'
+                    size = {"width": self.right - LEFT, "height": base - top}
+                    yield _tag("rect", x=LEFT, y=top, **size, class_="band")
+                    yield _text(guide.text, LEFT + 6, base + 13, "guide")
             elif self.inside(guide.value):
                 y = self.y(guide.value)
-                yield f'<line class="rule" stroke-dasharray="{guide.dash}" x1="{LEFT}" x2="{self.right}" y1="{y:.1f}" y2="{y:.1f}"/>'
-                x, end, text_y = (LEFT + 6, "", y + 13) if guide.low else (self.right - 4, " end", y - 4)
-                yield f'<text class="guide{end}" x="{x}" y="{text_y:.1f}">{escape(guide.text)}</text>'
+                yield self.across(y, "rule", guide.dash)
+                place = (LEFT + 6, y + 13, "guide") if guide.low else (self.right - 4, y - 4, "guide end")
+                yield _text(guide.text, *place)
 
-    def events(self) -> Iterable[str]:
+    def events(self) -> Iterable[Markup]:
         for value, text in self.chart.events:
             x = self.x(value)
-            yield f'<g class="event"><title>{escape(text)}</title><line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{self.bottom}"/>'
-            yield f'<path d="M{x:.1f},{TOP}m-4,-6h8l-4,7z"/></g>'
+            line = _tag("line", x1=x, x2=x, y1=TOP, y2=self.bottom)
+            flag = _tag("path", d=f"M{x:.1f},{TOP}m-4,-6h8l-4,7z")
+            yield _tag("g", _tag("title", escape(text)) + line + flag, class_="event")
 
-    def marks(self, series: Series) -> Iterable[str]:
+    def marks(self, series: Series) -> Iterable[Markup]:
         places = [(self.x(x), self.y(min(max(y, self.chart.y.low), self.chart.y.high))) for x, y in series.points]
+        color = f"c{series.color}"
         if series.line and places:
-            yield f'<path class="line c{series.color}" stroke-dasharray="{series.dash}" d="{_path(places, series.step)}"/>'
-        for (x, _), (low, high) in zip(places, series.whiskers):
-            yield f'<line class="whisker c{series.color}" x1="{x:.1f}" x2="{x:.1f}" y1="{self.y(low):.1f}" y2="{self.y(high):.1f}"/>'
+            path = _path(places, series.step)
+            yield _tag("path", d=path, class_=f"line {color}", stroke_dasharray=series.dash)
+        for (x, _), (low, high) in zip(places, series.whiskers, strict=False):  # not every series has whiskers
+            yield _tag("line", x1=x, x2=x, y1=self.y(low), y2=self.y(high), class_=f"whisker {color}")
         if series.marker:
             for i, (x, y) in enumerate(places):
-                title = f"<title>{escape(series.titles[i])}</title>" if series.titles else ""
-                yield f'<path class="mark c{series.color}" d="{_marker(series.marker, x, y)}">{title}</path>'
+                title = _tag("title", escape(series.titles[i])) if series.titles else Markup("")
+                yield _tag("path", title, d=_marker(series.marker, x, y), class_=f"mark {color}")
 
 
 def fit(values: Iterable[float], *, log: bool = False, around: Iterable[float] = ()) -> tuple[float, float]:
@@ -251,18 +257,33 @@ def _marker(name: str, x: float, y: float, r: float = 3.6) -> str:
 
 
 def _key(series: Series) -> Markup:
-    line = f'<path class="line c{series.color}" stroke-dasharray="{series.dash}" d="M0,7H26"/>' if series.line else ""
-    mark = f'<path class="mark c{series.color}" d="{_marker(series.marker, 13, 7)}"/>' if series.marker else ""
-    return Markup(f'<svg class="key" width="26" height="14" aria-hidden="true">{line}{mark}</svg>')
+    color, parts = f"c{series.color}", Markup("")
+    if series.line:
+        parts += _tag("path", d="M0,7H26", class_=f"line {color}", stroke_dasharray=series.dash)
+    if series.marker:
+        parts += _tag("path", d=_marker(series.marker, 13, 7), class_=f"mark {color}")
+    return _tag("svg", parts, class_="key", width=26, height=14, aria_hidden="true")
 
 
 def _swatch(color: int) -> Markup:
-    return Markup(f'<svg class="key" width="14" height="14" aria-hidden="true"><rect class="bar c{color}" width="14" height="14"/></svg>')
+    square = _tag("rect", class_=f"bar c{color}", width=14, height=14)
+    return _tag("svg", square, class_="key", width=14, height=14, aria_hidden="true")
 
 
-def _svg(label: str, width: int, height: int, parts: Iterable[str]) -> Markup:
-    return Markup(
-        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" aria-label="{escape(label)}">'
-        + "".join(parts)
-        + "</svg>"
-    )
+def _svg(label: str, width: int, height: int, parts: Iterable[Markup]) -> Markup:
+    box = {"viewBox": f"0 0 {width} {height}", "width": width, "height": height}
+    return _tag("svg", Markup("").join(parts), **box, role="img", aria_label=label)
+
+
+def _text(content: str, x: float, y: float, look: str) -> Markup:
+    return _tag("text", escape(content), x=x, y=y, class_=look)
+
+
+def _tag(name: str, content: str = "", **attributes: str | float) -> Markup:
+    """An element; attribute values are escaped, numbers get one decimal, empty ones are left out."""
+    parts = [name]
+    for key, value in attributes.items():
+        text = f"{value:.1f}".removesuffix(".0") if isinstance(value, (int, float)) else value
+        if text:
+            parts.append(f'{key.strip("_").replace("_", "-")}="{escape(text)}"')
+    return Markup(f"<{' '.join(parts)}>{content}</{name}>")

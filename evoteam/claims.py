@@ -166,15 +166,19 @@ def _claim(row: object, place: str, sources: dict, faults: list[str]) -> Claim |
         if row[key] not in allowed
     ]
     if not (pair if row["judge"] == "range" else _number(value)):
-        faults.append(f"{place}: value is {value!r}, wanted " + ("[low, high]" if row["judge"] == "range" else "a number"))
+        faults.append(
+            f"{place}: value is {value!r}, wanted " + ("[low, high]" if row["judge"] == "range" else "a number")
+        )
     if row["judge"] != "shown" and row.get("figure") not in FIGURES:
         faults.append(f"{place}: figure is {row.get('figure')!r}, wanted one of {', '.join(FIGURES)}")
     if not _number(row.get("tolerance", 0)) or row.get("tolerance", 0) < 0:
         faults.append(f"{place}: tolerance is {row['tolerance']!r}, wanted a number >= 0")
     if not isinstance(row["sources"], list) or not row["sources"]:
-        faults.append(f"{place}: sources is {row['sources']!r}, wanted a list of names under \"sources\"")
+        faults.append(f'{place}: sources is {row["sources"]!r}, wanted a list of names under "sources"')
     else:
-        faults += [f"{place}: source {name!r} is not listed under sources" for name in row["sources"] if name not in sources]
+        faults += [
+            f"{place}: source {name!r} is not listed under sources" for name in row["sources"] if name not in sources
+        ]
     if len(faults) > before:
         return None
     lists = {key: tuple(item) if isinstance(item, list) else item for key, item in row.items()}
@@ -240,7 +244,8 @@ def from_scope(claim: Claim, record: dict, device: str) -> Evidence:
     unstable = [row["index"] for row in rows if row["status"] == "unstable"]
     reason = ""
     if wrong:
-        reason = f"wrong result on workload {_list(wrong)}, counted as 0: {next(r['reason'] for r in rows if r['status'] == 'wrong')}"
+        why = next(row["reason"] for row in rows if row["status"] == "wrong")
+        reason = f"wrong result on workload {_list(wrong)}, counted as 0: {why}"
     elif unstable:
         reason = f"spread above 10% on workload {_list(unstable)}: {claim.show(low)} to {claim.show(high)}"
     if len(rows) < claim.workloads and not wrong:

@@ -49,7 +49,7 @@ class Terminal:
             return
         if not self.quiet:
             self.out.print(Text(f"{'verdict':<20}  {'claim':<23}  {'paper':>11}  {'here':>8}  scope", style="bold"))
-        for judgement, following in zip(judgements, [*judgements[1:], None]):
+        for judgement, following in zip(judgements, [*judgements[1:], None], strict=True):
             self.out.print(_verdict_line(judgement))
             if not self.quiet and (following is None or _details(following) != _details(judgement)):
                 for detail in _details(judgement):
@@ -107,7 +107,9 @@ def _verdict_line(judgement: Judgement) -> Text:
 
 
 def _table(title: str | None, *columns: tuple[str, str]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title_style="bold")
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title_style="bold"
+    )
     for name, justify in columns:
         table.add_column(name, justify=justify, no_wrap=True)
     return table
@@ -139,14 +141,19 @@ def scope_summary(record: dict) -> str:
     """Geometric and arithmetic mean, wins, losses and the worst workload, each labelled."""
     summary = record["summary"]
     if summary["geomean"] is None:
-        why = f"wrong on workload {summary['wrong']}" if summary["wrong"] else record["baseline_error"] or "no workload has a ratio"
+        why = (
+            f"wrong on workload {summary['wrong']}"
+            if summary["wrong"]
+            else record["baseline_error"] or "no workload has a ratio"
+        )
         return f"no mean: {why}"
     batches = summary["geomean_by_batch"]
+    worst = f"worst workload {summary['worst']['index']} at {summary['worst']['ratio']:.2f}x"
     by_batch = "by batch: " + ", ".join(f"B={batch} {value:.2f}x" for batch, value in batches.items()) + "; "
     return (
         f"geometric mean {summary['geomean']:.2f}x, arithmetic mean {summary['arithmetic_mean']:.2f}x, "
         f"faster on {summary['wins']} of {summary['n']}\n"
-        f"{by_batch if len(batches) <= 4 else ''}worst workload {summary['worst']['index']} at {summary['worst']['ratio']:.2f}x"
+        f"{by_batch if len(batches) <= 4 else ''}{worst}"
     )
 
 
@@ -176,7 +183,9 @@ def comparison_table(comparison: dict) -> Table:
 def arms_table(runs: list[dict], how: str) -> Table:
     """Runs of the arms: what each reached, and what it spent in the budget's unit."""
     names = ("arm", "task", "best", "attempts", "teams", "tokens")
-    table = _table(f"runs of the arms, {how}", *((name, "left" if name in ("arm", "task") else "right") for name in names))
+    table = _table(
+        f"runs of the arms, {how}", *((name, "left" if name in ("arm", "task") else "right") for name in names)
+    )
     for run in runs:
         best = run["best"]["score"] if run["best"] else None
         counts = (str(len(run["attempts"])), str(len(run["teams"])), f"{run['spend']['tokens']:,.0f}")
@@ -186,11 +195,23 @@ def arms_table(runs: list[dict], how: str) -> Table:
 
 def selfcheck_tables(found: dict) -> list[Table]:
     """What was learned without a GPU: the interpreter's answers and the compilers' figures."""
-    checks = _table("in Triton's interpreter, against fp64", ("input", "left"), ("result", "left"), ("error", "right"), ("seconds", "right"))
+    checks = _table(
+        "in Triton's interpreter, against fp64",
+        ("input", "left"),
+        ("result", "left"),
+        ("error", "right"),
+        ("seconds", "right"),
+    )
     checks.columns[1].no_wrap = False
     for row in found["interpreter"]:
         style = "red" if row["reason"] else None
-        checks.add_row(row["name"], row["reason"] or "right", number(row["error_ratio"], ".1e"), number(row["seconds"], ".1f"), style=style)
+        checks.add_row(
+            row["name"],
+            row["reason"] or "right",
+            number(row["error_ratio"], ".1e"),
+            number(row["seconds"], ".1f"),
+            style=style,
+        )
     names = ("registers", "spilled B", "shared B", "compiler")
     compiled = _table("compiled for sm_90", ("kernel, variant", "left"), *((name, "right") for name in names))
     compiled.columns[0].no_wrap = False
@@ -202,7 +223,9 @@ def selfcheck_tables(found: dict) -> list[Table]:
 
 def claim_list(claims: tuple[Claim, ...]) -> Table:
     """What `--list` prints: every claim with its mode and how it is judged."""
-    table = _table(None, ("mode", "left"), ("claim", "left"), ("paper", "right"), ("judged", "left"), ("hardware", "left"))
+    table = _table(
+        None, ("mode", "left"), ("claim", "left"), ("paper", "right"), ("judged", "left"), ("hardware", "left")
+    )
     for claim in claims:
         table.add_row(claim.mode, claim.id, claim.published, claim.judge, claim.hardware or "not named")
     return table

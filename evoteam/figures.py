@@ -83,19 +83,35 @@ def latencies(name: str, record: dict, rows: list[dict]) -> Figure:
     tokens = [row["tokens"] for row in rows]
     times = [value for row in rows for value in (row["ours_us"], row["baseline_us"])]
     low, high = fit(times, log=True, around=[record["floor_us"] if record["timer"] != "wall" else min(times) / 2])
-    visible = [(x, y) for x, y in zip(tokens, floors) if y >= low]
+    visible = [(x, y) for x, y in zip(tokens, floors, strict=True) if y >= low]
     chart = Chart(
         f"Time of ours and of FlashInfer against tokens, {record['scope']} scope",
         Axis("tokens in the batch (log)", *fit(tokens, log=True), log=True, show="{:,.0f}".format),
         Axis("us (log)", low, high, log=True, show="{:,g}".format),
         [
             Series("ours", _pairs(tokens, rows, "ours_us"), OURS, titles=_titles(rows, "ours_us")),
-            Series("FlashInfer", _pairs(tokens, rows, "baseline_us"), BASELINE, "square", titles=_titles(rows, "baseline_us")),
+            Series(
+                "FlashInfer",
+                _pairs(tokens, rows, "baseline_us"),
+                BASELINE,
+                "square",
+                titles=_titles(rows, "baseline_us"),
+            ),
             Series("bytes at copy rate", visible, FLOOR, None, line=True, dash=DASHES[1]),
         ],
         [Guide(record["floor_us"], "an empty kernel", dash=DASHES[2])] if record["timer"] != "wall" else [],
     )
-    columns = ("#", "tokens", "ours us", "p10", "p90", "FlashInfer us", "backend", "bytes at copy rate us", "share of copy rate")
+    columns = (
+        "#",
+        "tokens",
+        "ours us",
+        "p10",
+        "p90",
+        "FlashInfer us",
+        "backend",
+        "bytes at copy rate us",
+        "share of copy rate",
+    )
     table = [
         (
             str(row["index"]),
@@ -105,10 +121,11 @@ def latencies(name: str, record: dict, rows: list[dict]) -> Figure:
             number(floor),
             number(row["bandwidth_share"], ".0%"),
         )
-        for row, floor in zip(rows, floors)
+        for row, floor in zip(rows, floors, strict=True)
     ]
-    whole = f" A step is {layers} layers." if layers > 1 else ""
-    note = f"Median time in us. The dashed line is what the bytes alone need at this GPU's copy rate of {record['copy_tb_s']:.2f} TB/s.{whole}"
+    rate = f"{record['copy_tb_s']:.2f} TB/s"
+    note = f"Median time in us. The dashed line is what the bytes alone need at this GPU's copy rate of {rate}."
+    note += f" A step is {layers} layers." if layers > 1 else ""
     return Figure(f"{name}-latency", "Time against tokens", note, chart, columns, table)
 
 
@@ -124,11 +141,22 @@ def runs_per_plan(name: str, record: dict) -> Figure:
         "Geometric mean of the ratio against runs per plan",
         Axis("runs that share one plan() (log)", 0.9, end * 1.1, log=True, ticks=ticks),
         Axis("geometric mean (log)", low, high, log=True, show="{:g}x".format),
-        [Series("this machine", points, OURS, line=True, titles=[f"{runs} runs a plan: {ratio:.2f}x" for runs, ratio in table.items()])],
-        [Guide(1.21, "paper, with plan: 1.21x", dash=DASHES[1]), Guide(0.96, "paper, plan never counted: 0.96x", dash=DASHES[2], low=True)],
+        [
+            Series(
+                "this machine",
+                points,
+                OURS,
+                line=True,
+                titles=[f"{runs} runs a plan: {ratio:.2f}x" for runs, ratio in table.items()],
+            )
+        ],
+        [
+            Guide(1.21, "paper, with plan: 1.21x", dash=DASHES[1]),
+            Guide(0.96, "paper, plan never counted: 0.96x", dash=DASHES[2], low=True),
+        ],
     )
     holds = record.get("paper_runs_per_plan")
-    note = "How the ratio depends on how many runs FlashInfer spreads one plan() over; the paper does not publish its number."
+    note = "How the ratio depends on how many runs share one plan() of FlashInfer; the paper's number is not published."
     if holds:
         note += f" A kernel at the paper's 0.96x would reach its 1.21x here at {number(holds, ',.0f')} runs a plan."
     rows = [(runs, number(ratio, ".3f", "x")) for runs, ratio in table.items()]
@@ -159,7 +187,9 @@ def spreads(name: str, rows: list[dict]) -> Figure:
     points = [(i, row["spread"] * 100) for i, row in enumerate(rows)]
     axis = Axis("spread, %", *fit((y for _, y in points), around=(12,)))
     guide = Guide(10, "10%: wider is retried, then `unstable`", dash=DASHES[1])
-    chart = Chart("Spread of the samples by workload", _by_rank(rows), axis, [Series("", points, OURS)], [guide], height=220)
+    chart = Chart(
+        "Spread of the samples by workload", _by_rank(rows), axis, [Series("", points, OURS)], [guide], height=220
+    )
     table = [(str(row["index"]), f"{row['tokens']:,}", number(row["spread"], ".1%"), row["status"]) for row in rows]
     note = "(p90 - p10) / median, the wider of ours and FlashInfer's."
     return Figure(f"{name}-spread", "Spread", note, chart, ("#", "tokens", "spread", "status"), table)
@@ -190,7 +220,7 @@ def _by_batch(rows: list[dict], y: Callable, title: Callable, whiskers: Callable
 
 
 def _pairs(xs: Sequence[float], rows: list[dict], key: str) -> list[tuple[float, float]]:
-    return [(x, row[key]) for x, row in zip(xs, rows)]
+    return [(x, row[key]) for x, row in zip(xs, rows, strict=True)]
 
 
 def _titles(rows: list[dict], key: str) -> list[str]:

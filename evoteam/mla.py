@@ -1,4 +1,4 @@
-"""The `run-only` and `extra-budget` modes: measured on the GPU here, or shown from the shipped record and checked without."""
+"""The `run-only` and `extra-budget` modes: measured on this GPU, or the shipped record and a check without one."""
 
 import functools
 from collections.abc import Callable
@@ -54,7 +54,12 @@ def _measure(session: Session, device: "torch.device") -> None:
             ("run", lambda **more: measure_run(kernel, chosen, **common, **more)),
             ("run-clean", lambda **more: measure_run(kernel, chosen, flush="clean", **common, **more)),
             ("cupti", lambda **more: measure.measure_cupti(kernel, spread_out, **common, **more)),
-            ("host", lambda **more: measure.measure_host(session.kernel.call, spread_out[::3], seed=session.seed, device=device)),
+            (
+                "host",
+                lambda **more: measure.measure_host(
+                    session.kernel.call, spread_out[::3], seed=session.seed, device=device
+                ),
+            ),
         ),
         "extra-budget": (
             ("step", lambda **more: serving.measure_step(kernel, chosen, **common, **more)),
@@ -62,7 +67,9 @@ def _measure(session: Session, device: "torch.device") -> None:
         ),
     }
     if len(chosen) == len(load_workloads()):
-        steps["run-only"] += (("random", lambda **more: measure.measure_random(kernel, seed=session.seed, device=device, **more)),)
+        steps["run-only"] += (
+            ("random", lambda **more: measure.measure_random(kernel, seed=session.seed, device=device, **more)),
+        )
     faults: dict[str, Evidence] = {}
     for mode in (mode for mode in steps if mode in session.modes):
         for name, call in steps[mode]:
@@ -114,7 +121,9 @@ def _one(session: Session, name: str, call: Callable) -> Evidence | None:
     except RuntimeError as error:
         if "CUDA error" not in str(error):
             raise
-        return Evidence(value=0.0, device=device, reason=f"the GPU reported an error after the kernel ran: {_first_line(error)}")
+        return Evidence(
+            value=0.0, device=device, reason=f"the GPU reported an error after the kernel ran: {_first_line(error)}"
+        )
     session.report["measurements"][name] = found
     if name in SCOPE_OF.values():
         session.terminal.show(workload_table(found))
@@ -123,7 +132,9 @@ def _one(session: Session, name: str, call: Callable) -> Evidence | None:
     if found.get("runs_per_plan"):
         session.terminal.show(runs_per_plan_table(found))
         session.terminal.show(runs_per_plan_note(found))
-    builds = "".join(f", FlashInfer {backend} build {seconds:.0f} s" for backend, seconds in found["baseline_build_s"].items())
+    builds = "".join(
+        f", FlashInfer {backend} build {seconds:.0f} s" for backend, seconds in found["baseline_build_s"].items()
+    )
     session.terminal.note(f"{name}: {found['seconds']:.0f} s{builds}")
     return None
 
@@ -154,7 +165,9 @@ def _show_recorded(session: Session) -> None:
         return
     path, stored = found
     name = str(path.relative_to(record.ROOT))
-    session.report["recorded"] = {key: stored.get(key, "") for key in ("created", "note", "measurements")} | {"path": name}
+    session.report["recorded"] = {key: stored.get(key, "") for key in ("created", "note", "measurements")} | {
+        "path": name
+    }
     changed = "" if stored["kernel"]["sha256"] == session.kernel.sha256 else ", an earlier version of the kernel"
     for claim in session.of(SCOPE_OF):
         if claim.scope in stored["measurements"]:
@@ -163,7 +176,9 @@ def _show_recorded(session: Session) -> None:
             session.evidence[claim.id] = Evidence(claims.RECORDED, known.value, device=known.device, reason=reason)
     for scope in (SCOPE_OF[mode] for mode in SCOPE_OF if mode in session.modes):
         if scope in stored["measurements"]:
-            session.terminal.show(f"recorded {stored['created'][:10]} on {stored['device']['name']}, nothing measured now:")
+            session.terminal.show(
+                f"recorded {stored['created'][:10]} on {stored['device']['name']}, nothing measured now:"
+            )
             session.terminal.show(workload_table(stored["measurements"][scope]))
             session.terminal.show(f"{scope}: {scope_summary(stored['measurements'][scope])}")
 

@@ -3,14 +3,13 @@
 `python -m evoteam.readme` puts them into the README; a test compares.
 """
 
-import re
-
 import click
 
 from evoteam import record
 from evoteam.formats import number
 
 README = record.ROOT / "README.md"
+CLAIM_COLUMNS = ("title", "published", "measured_text", "scope", "verdict")
 SCOPES = {
     "run": "`run`: the kernel alone, written L2 flush",
     "run-clean": "`run`, clean L2 flush",
@@ -49,21 +48,28 @@ def measured(found: tuple | None) -> str:
     if found is None:
         return "No measurement ships with this version yet."
     path, stored = found
-    versions = {name: version for scope in stored["measurements"].values() for name, version in scope["versions"].items()}
-    shown = ", ".join(f"{name} {versions[name]}" for name in ("torch", "triton", "flashinfer-python", "cuda", "driver") if name in versions)
+    versions = {
+        name: version for scope in stored["measurements"].values() for name, version in scope["versions"].items()
+    }
+    shown = ", ".join(
+        f"{name} {versions[name]}"
+        for name in ("torch", "triton", "flashinfer-python", "cuda", "driver")
+        if name in versions
+    )
+    gpu, command = stored["device"]["name"], " ".join(stored["command"])
     lines = [
-        f"Measured {stored['created'][:10]} on one {stored['device']['name']} by `{' '.join(stored['command'])}`; {shown}.",
+        f"Measured {stored['created'][:10]} on one {gpu} by `{command}`; {shown}.",
         f"Raw samples: `{path.relative_to(record.ROOT)}`. {stored.get('note', '')}".strip(),
         "",
         "| claim | paper | here | scope | verdict |",
         "|---|---|---|---|---|",
         *(
-            f"| {claim['title']} | {claim['published']} | {claim['measured_text'] or '-'} | {claim['scope']} | {claim['verdict']} |"
+            f"| {' | '.join(claim[key] or '-' for key in CLAIM_COLUMNS)} |"
             for claim in stored["claims"]
             if claim["verdict"] != "shown"
         ),
         "",
-        f"Every row was measured on {stored['device']['name']}; the MLA claims are for a GPU that their sources do not name.",
+        f"Every row was measured on {gpu}; the MLA claims are for a GPU that their sources do not name.",
         "Ratio = FlashInfer's time / ours, the faster of its backends on each workload.",
         "",
         "| what | timer | geometric mean | arithmetic mean | faster / of | worst | B=1 | B=16 | B=64 |",
@@ -112,12 +118,13 @@ def _workload_row(row: dict) -> str:
 
 
 def fill(text: str, parts: dict[str, str]) -> str:
-    """`text` with every `<!-- name -->` ... `<!-- /name -->` place holding its part. KeyError where a place is missing."""
+    """`text` with its part between every `<!-- name -->` and `<!-- /name -->`. KeyError where a place is missing."""
     for name, part in parts.items():
-        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        if not pattern.search(text):
-            raise KeyError(f"README.md has no place for {name}: wanted <!-- {name} --> and <!-- /{name} -->")
-        text = pattern.sub(lambda match: match[1] + part + "\n" + match[2], text)
+        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        if begin not in text or end not in text:
+            raise KeyError(f"README.md has no place for {name}: wanted {begin.strip()} and {end}")
+        before, rest = text.split(begin, 1)
+        text = before + begin + part + "\n" + end + rest.split(end, 1)[1]
     return text
 
 

@@ -31,13 +31,37 @@ MEASUREMENTS = {
         True,
     ),
     "run-clean": ("The kernel alone, clean flush", "As above, but no written lines are left in the cache.", False),
-    "cupti": ("The kernel alone, a second timer", "A second opinion; the two timers are never compared with each other.", False),
+    "cupti": (
+        "The kernel alone, a second timer",
+        "A second opinion; the two timers are never compared with each other.",
+        False,
+    ),
     "random": ("Shapes outside the 47", "Drawn at random, so that a kernel tuned to the 47 cannot hide it.", False),
-    "call": ("Plan and run on every call", "No claim is about this; it is shown so that nobody mistakes it for the step.", False),
-    "arm-evolving": ("Best kernel of the recorded evolving team, measured now", "FlashInfer's plan() is not counted.", False),
-    "arm-single": ("Best kernel of the recorded single agent, measured now", "FlashInfer's plan() is not counted.", False),
-    "arm-fixed-four": ("Best kernel of the recorded four fixed roles, measured now", "FlashInfer's plan() is not counted.", False),
-    "host": ("Host time of one eager call", "What the host spends before the call returns, without waiting for the GPU.", False),
+    "call": (
+        "Plan and run on every call",
+        "No claim is about this; it is shown so that nobody mistakes it for the step.",
+        False,
+    ),
+    "arm-evolving": (
+        "Best kernel of the recorded evolving team, measured now",
+        "FlashInfer's plan() is not counted.",
+        False,
+    ),
+    "arm-single": (
+        "Best kernel of the recorded single agent, measured now",
+        "FlashInfer's plan() is not counted.",
+        False,
+    ),
+    "arm-fixed-four": (
+        "Best kernel of the recorded four fixed roles, measured now",
+        "FlashInfer's plan() is not counted.",
+        False,
+    ),
+    "host": (
+        "Host time of one eager call",
+        "What the host spends before the call returns, without waiting for the GPU.",
+        False,
+    ),
 }
 MEANINGS = {
     "reproduced": "measured now, at the claim's scope, and at least the paper's figure less its rounding",
@@ -55,7 +79,9 @@ def render(report: dict, runs: Sequence = ()) -> str:
     """The page of a report.json. `runs` are views of searches (evoteam.run_report) to show with it."""
     now = report["measurements"]
     stored = {} if now or not report["recorded"] else report["recorded"]["measurements"]
-    origin = f"Measured {report['recorded']['created'][:10]}, nothing now. {report['recorded']['note']}" if stored else ""
+    origin = (
+        f"Measured {report['recorded']['created'][:10]}, nothing now. {report['recorded']['note']}" if stored else ""
+    )
     sections = [section(name, (now or stored)[name], origin) for name in MEASUREMENTS if name in (now or stored)]
     contents = [
         ("verdicts", "Verdicts"),
@@ -78,7 +104,10 @@ def render(report: dict, runs: Sequence = ()) -> str:
         runs=runs,
         provenance=[
             ("Command", " ".join(report["command"])),
-            ("Host", f"{report['host']['system']}, Python {report['host']['python']}, {report['host']['cpu_count']} cores"),
+            (
+                "Host",
+                f"{report['host']['system']}, Python {report['host']['python']}, {report['host']['cpu_count']} cores",
+            ),
             ("Seed", str(report["seed"])),
             *report["versions"].items(),
         ],
@@ -92,12 +121,15 @@ def render_run(title: str, facts: Sequence[tuple[str, str]], runs: Sequence) -> 
 
 
 def section(name: str, record: dict, origin: str = "") -> dict:
-    """One measurement for the template: tiles, figures, table, clocks, samples. `origin`: where a stored one comes from."""
+    """One measurement for the template. `origin` says where a stored one comes from."""
     title, what, whole = MEASUREMENTS[name]
     drawn = figures.of_scope(name, record)
     columns, rows = _host_table(record) if name == "host" else _workload_table(record)
-    versions = record["versions"] | {f"FlashInfer {k} build": f"{v:.0f} s" for k, v in record["baseline_build_s"].items()}
-    note = f"{what} {record['statistic'].capitalize()} of {record.get('pairs', 200)} samples, {TIMERS[record['timer']]}; {FLUSHES[record['flush']]}."
+    versions = record["versions"] | {
+        f"FlashInfer {k} build": f"{v:.0f} s" for k, v in record["baseline_build_s"].items()
+    }
+    statistic = f"{record['statistic'].capitalize()} of {record.get('pairs', 200)} samples"
+    note = f"{what} {statistic}, {TIMERS[record['timer']]}; {FLUSHES[record['flush']]}."
     return {
         "id": name,
         "title": f"{title} (recorded)" if origin else title,
@@ -106,7 +138,9 @@ def section(name: str, record: dict, origin: str = "") -> dict:
         "figures": drawn if whole else drawn[:1],
         "columns": columns,
         "rows": rows,
-        "clocks": [(key, str(value), str(record["clocks"]["after"][key])) for key, value in record["clocks"]["before"].items()],
+        "clocks": [
+            (key, str(value), str(record["clocks"]["after"][key])) for key, value in record["clocks"]["before"].items()
+        ],
         "versions": list(versions.items()),
         "samples_csv": download("text/csv", samples_csv(record)),
     }
@@ -136,7 +170,11 @@ def download(kind: str, text: str) -> str:
 
 def _template(name: str):
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.globals["style"] = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
     return environment.get_template(name)
@@ -144,7 +182,11 @@ def _template(name: str):
 
 def _headline(claims: list[dict]) -> str:
     counts = {name: sum(claim["verdict"] == name for claim in claims) for name in VERDICTS}
-    judged = [f"{counts[name]} {name.replace('-', ' ')}" for name in ("reproduced", "not-reproduced", "unstable") if counts[name]]
+    judged = [
+        f"{counts[name]} {name.replace('-', ' ')}"
+        for name in ("reproduced", "not-reproduced", "unstable")
+        if counts[name]
+    ]
     open_ = sum(counts[name] for name in ("recorded", "hardware-unavailable", "baseline-unavailable", "not-run"))
     return ", ".join([*(judged or ["Nothing judged here"]), *([f"{open_} claims open"] if open_ else [])])
 
@@ -174,7 +216,10 @@ def _tiles(record: dict) -> list[tuple[str, str, str]]:
         ("worst", number(worst and worst["ratio"], ".2f", "x"), f"workload {worst['index']}" if worst else ""),
     ]
     if len(summary["geomean_by_batch"]) <= 4:
-        tiles += [(f"geometric mean, B={batch}", number(value, ".2f", "x"), "") for batch, value in summary["geomean_by_batch"].items()]
+        tiles += [
+            (f"geometric mean, B={batch}", number(value, ".2f", "x"), "")
+            for batch, value in summary["geomean_by_batch"].items()
+        ]
     if summary["wrong"] or summary["unstable"]:
         tiles.append(("wrong / unstable", f"{len(summary['wrong'])} / {len(summary['unstable'])}", ""))
     if record["timer"] != "wall":
@@ -185,7 +230,20 @@ def _tiles(record: dict) -> list[tuple[str, str, str]]:
 
 
 def _workload_table(record: dict) -> tuple[Sequence[str], list[tuple[str, ...]]]:
-    columns = ("#", "batch", "tokens", "ours us", "FlashInfer us", "backend", "ratio", "copy rate", "error", "spread", "status", "why")
+    columns = (
+        "#",
+        "batch",
+        "tokens",
+        "ours us",
+        "FlashInfer us",
+        "backend",
+        "ratio",
+        "copy rate",
+        "error",
+        "spread",
+        "status",
+        "why",
+    )
     rows = [
         (
             str(row["index"]),
@@ -217,8 +275,14 @@ def _host_table(record: dict) -> tuple[Sequence[str], list[tuple[str, ...]]]:
 
 
 def _comparison(comparison: dict) -> dict:
-    rows = [(row["measurement"], number(row["now"], ".3f", "x"), number(row["recorded"], ".3f", "x")) for row in comparison["rows"]]
-    return {"note": f"Geometric means here and in {comparison['path']}, measured {comparison['created'][:10]} on {comparison['device']}.", "rows": rows}
+    rows = [
+        (row["measurement"], number(row["now"], ".3f", "x"), number(row["recorded"], ".3f", "x"))
+        for row in comparison["rows"]
+    ]
+    return {
+        "note": "Geometric means here and in {path}, measured {created:.10} on {device}.".format(**comparison),
+        "rows": rows,
+    }
 
 
 def _selfcheck(found: dict | None) -> dict:
@@ -226,11 +290,24 @@ def _selfcheck(found: dict | None) -> dict:
         return {"interpreter": [], "compiled": []}
     return {
         "interpreter": [
-            (row["name"], row["reason"] or "right", number(row["error_ratio"], ".1e"), number(row["lse_error"], ".1e"), number(row["seconds"], ".1f"))
+            (
+                row["name"],
+                row["reason"] or "right",
+                number(row["error_ratio"], ".1e"),
+                number(row["lse_error"], ".1e"),
+                number(row["seconds"], ".1f"),
+            )
             for row in found["interpreter"]
         ],
         "compiled": [
-            (row["kernel"], row["variant"], str(row["registers"]), str(row["spill_bytes"]), f"{row['shared_bytes']:,}", row["compiler"])
+            (
+                row["kernel"],
+                row["variant"],
+                str(row["registers"]),
+                str(row["spill_bytes"]),
+                f"{row['shared_bytes']:,}",
+                row["compiler"],
+            )
             for row in found["compiled"]
         ],
     }

@@ -1,4 +1,4 @@
-"""What a user picks to be judged: a kernel (one that ships here, or `path.py:function`) and workloads to judge it on."""
+"""What a user picks: a kernel to judge (one that ships here, or `path.py:function`) and the workloads for it."""
 
 import hashlib
 import importlib
@@ -86,7 +86,11 @@ def _import_file(path: Path):
 
 
 def _functions(path: Path) -> str:
-    names = [line[4 : line.index("(")] for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("def ") and "(" in line]
+    names = [
+        line[4 : line.index("(")]
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.startswith("def ") and "(" in line
+    ]
     return ", ".join(names) if names else "none"
 
 
@@ -98,7 +102,9 @@ def _check_signature(spec: str, call: Callable) -> None:
     try:
         signature.bind(*ARGUMENTS)
     except TypeError as error:
-        raise KernelError(f"{spec} has signature {signature}, wanted the positional arguments {', '.join(ARGUMENTS)} ({error})") from error
+        raise KernelError(
+            f"{spec} has signature {signature}, wanted the positional arguments {', '.join(ARGUMENTS)} ({error})"
+        ) from error
 
 
 def select_workloads(spec: str) -> tuple[Workload, ...]:

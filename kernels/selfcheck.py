@@ -1,4 +1,4 @@
-"""What can be known about the kernels without a GPU: right in Triton's interpreter, and what the compilers make of them.
+"""What can be known of the kernels without a GPU: right in Triton's interpreter, and what the compilers make of them.
 
 The interpreter runs programs one after another and computes in fp32: it shows that the algorithm is right, not that it
 is free of races, and nothing about speed.
@@ -27,7 +27,7 @@ Progress = Callable[[int, int, str], object]
 def interpret(spec: str, progress: Progress, timeout_s: float = TIMEOUT_S) -> list[dict]:
     """Run kernel `spec` on small awkward CPU inputs, in a process of its own with Triton's interpreter on.
 
-    One dict a case: name, reason ("" when right), error_ratio, lse_error, seconds. A case that was not reached says why.
+    One dict a case: name, reason ("" when right), error_ratio, lse_error, seconds. A case not reached says why.
     """
     cases = _cases()
     with tempfile.TemporaryDirectory() as folder:
@@ -87,14 +87,17 @@ def _interpret_here(spec: str, rows_file: Path) -> None:
                 errors = task.compare(kernel.call(*inputs), task.reference(inputs))
                 row |= {"reason": errors.reason, "error_ratio": errors.error_ratio, "lse_error": errors.lse_error}
             except Exception as error:  # the judged kernel may raise anything; that is its result
-                row["reason"] = f"raised {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+                row["reason"] = (
+                    f"raised {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+                )
             print(json.dumps(row | {"seconds": time.monotonic() - start}), file=rows, flush=True)
 
 
 def compile_all(progress: Progress) -> list[dict]:
-    """Compile every variant that the 47 workloads use for sm_90: kernel, variant, registers, spill_bytes, shared_bytes, compiler.
+    """Compile every variant that the 47 workloads use for sm_90.
 
-    A compiler that is not installed gives a row whose `variant` says so and no numbers.
+    One dict a variant: kernel, variant, registers and spill_bytes a thread, shared_bytes a CTA, compiler. A compiler
+    that is not installed gives a row whose `variant` says so and no numbers.
     """
     from kernels import nvrtc
     from kernels.mla_paged_decode_cuda import ARCH, SOURCE, choose_variant
@@ -108,7 +111,13 @@ def compile_all(progress: Progress) -> list[dict]:
     rows = []
     for i, variant in enumerate(variants):
         what = ", ".join(f"{key.removeprefix('MLA_').lower()}={value}" for key, value in variant.defines().items())
-        row = {"kernel": SOURCE.name, "variant": f"{ARCH}, {what}", "registers": None, "spill_bytes": None, "shared_bytes": None}
+        row = {
+            "kernel": SOURCE.name,
+            "variant": f"{ARCH}, {what}",
+            "registers": None,
+            "spill_bytes": None,
+            "shared_bytes": None,
+        }
         try:
             cubin = nvrtc.compile_cubin(SOURCE, "mla_paged_decode", ARCH, variant.defines())
         except nvrtc.CompileError as error:
@@ -116,7 +125,13 @@ def compile_all(progress: Progress) -> list[dict]:
             break
         shared = cubin.static_shared_bytes + variant.shared_bytes()
         rows.append(
-            row | {"registers": cubin.registers, "spill_bytes": cubin.spill_bytes, "shared_bytes": shared, "compiler": f"NVRTC {cubin.nvrtc}"}
+            row
+            | {
+                "registers": cubin.registers,
+                "spill_bytes": cubin.spill_bytes,
+                "shared_bytes": shared,
+                "compiler": f"NVRTC {cubin.nvrtc}",
+            }
         )
         progress(i + 1, len(variants), what)
     return rows

@@ -55,16 +55,29 @@ def run_folder(tmp_path):
 
 @pytest.fixture
 def browser(tmp_path):
-    """`browser(html, *flags)` opens a page in headless Chromium; the process has its DOM on stdout, its console on stderr."""
+    """`browser(html, *flags)` opens a page in headless Chromium: its DOM is on stdout, its console on stderr."""
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if program is None:
         pytest.skip("no Chromium here")
-    quiet = ("--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync")
+    quiet = (
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+    )
 
     def open_page(html, *flags):
         page = tmp_path / "opened.html"
         page.write_text(html, encoding="utf-8")
-        command = [program, "--headless", "--no-sandbox", "--disable-gpu", *quiet, f"--user-data-dir={tmp_path / 'profile'}"]
+        command = [
+            program,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            *quiet,
+            f"--user-data-dir={tmp_path / 'profile'}",
+        ]
         command += ["--dump-dom", "--enable-logging=stderr", *flags, page.as_uri()]
         return subprocess.run(command, capture_output=True, text=True, timeout=60)
 

@@ -120,7 +120,7 @@ def make_report():
 
 
 def make_run(path, *, attempts, arm="evolving", improves=True, every=5):
-    """A run folder whose journal holds `attempts` turns of one attempt each; every 50th one is followed by a new team."""
+    """A run folder whose journal holds `attempts` turns of one attempt each; after every 50th comes a new team."""
     team = preset(arm)
     writer = next(role.name for role in team.roles if role.writes)
     setup = configuration(task="mla-paged-decode-cpu", arm=arm, model="made-up", budget=Budget(tokens=1e9))

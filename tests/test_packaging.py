@@ -19,7 +19,13 @@ DISTRIBUTIONS = {
     "flash_kda": "",
     "cupti": "",
 }
-OWN = {"evoteam", "kernels", "repro", "tests", *(path.stem for path in (ROOT / "evoteam").glob("*.py"))}  # some run as scripts
+OWN = {
+    "evoteam",
+    "kernels",
+    "repro",
+    "tests",
+    *(path.stem for path in (ROOT / "evoteam").glob("*.py")),
+}  # some run as scripts
 
 
 def declared():
@@ -27,7 +33,7 @@ def declared():
 
 
 def imported(path):
-    """Names of the packages that a file imports; `cuda.bindings` and the like by two parts, as `cuda` belongs to nobody."""
+    """Names of the packages that a file imports; `cuda.bindings` and its like by two parts, as nobody owns `cuda`."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
@@ -41,12 +47,19 @@ def imported(path):
 def test_everything_imported_is_declared():
     sources = [ROOT / "repro.py", *(ROOT / "kernels").glob("*.py"), *(ROOT / "evoteam").glob("*.py")]
     names = {name for path in sources for name in imported(path)} - set(sys.stdlib_module_names) - OWN
-    missing = {name for name in names if DISTRIBUTIONS.get(name, name) and DISTRIBUTIONS.get(name, name) not in declared()}
+    missing = {
+        name for name in names if DISTRIBUTIONS.get(name, name) and DISTRIBUTIONS.get(name, name) not in declared()
+    }
     assert missing == set()
 
 
 def test_everything_declared_is_imported():
-    sources = [ROOT / "repro.py", *(ROOT / "kernels").glob("*.py"), *(ROOT / "evoteam").glob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    sources = [
+        ROOT / "repro.py",
+        *(ROOT / "kernels").glob("*.py"),
+        *(ROOT / "evoteam").glob("*.py"),
+        *(ROOT / "tests").rglob("*.py"),
+    ]
     used = {DISTRIBUTIONS.get(name, name) for path in sources for name in imported(path)}
     assert declared() - used - {"nvidia-cuda-nvrtc"} == set()  # a library that cuda.bindings loads
 

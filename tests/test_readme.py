@@ -35,5 +35,5 @@ def test_the_measured_table_comes_from_a_record(report_record):
     text = readme.measured((ROOT / "kernels" / "x.json", report_record))
     run = report_record["measurements"]["run"]
     assert f"| {run['summary']['geomean']:.2f}x |" in text and "made-up GPU" in text
-    assert sum(line.startswith(tuple("| %d |" % i for i in range(47))) for line in text.splitlines()) == 47
+    assert sum(line.startswith(tuple(f"| {i} |" for i in range(47))) for line in text.splitlines()) == 47
     assert "No measurement ships" in readme.measured(None)

@@ -39,8 +39,14 @@ def test_list_names_every_claim(repro):
         (("--kernel", "missing.py"), "nor path.py:function"),
         (("--seed", "-1"), "-1 is not in the range"),
         (("--out", ""), "is empty; give the folder to write to"),
-        (("--mode", "same-budget", "--live", "--model", "m", "--task", "t", "--budget-tokens", "nan"), "--budget-tokens N"),
-        (("--mode", "same-budget", "--live", "--model", "m", "--task", "t", "--budget-tokens", "inf"), "--budget-tokens N"),
+        (
+            ("--mode", "same-budget", "--live", "--model", "m", "--task", "t", "--budget-tokens", "nan"),
+            "--budget-tokens N",
+        ),
+        (
+            ("--mode", "same-budget", "--live", "--model", "m", "--task", "t", "--budget-tokens", "inf"),
+            "--budget-tokens N",
+        ),
         (("--nope",), "No such option"),
         (("extra",), "unexpected extra argument"),
     ],
@@ -100,7 +106,11 @@ def test_a_broken_claims_file_is_one_clear_error(tmp_path, monkeypatch):
     (tmp_path / "expected_results.json").write_text("{")
     monkeypatch.setattr(main_module, "EXPECTED", tmp_path / "expected_results.json")
     result = CliRunner().invoke(main_module.main, ["--list"])
-    assert result.exit_code == 2 and "is not JSON" in result.output and "git checkout expected_results.json" in result.output
+    assert (
+        result.exit_code == 2
+        and "is not JSON" in result.output
+        and "git checkout expected_results.json" in result.output
+    )
 
 
 def test_out_that_cannot_be_written_is_found_before_anything_runs(repro, tmp_path):
@@ -125,7 +135,11 @@ def test_a_broken_shipped_record_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(record.shipped, "__defaults__", (tmp_path,))
     monkeypatch.setattr(Session, "gpu", lambda self: None)
     result = CliRunner().invoke(main_module.main, ["--mode", "run-only", "--out", str(tmp_path / "out")])
-    assert result.exit_code == 2 and "shipped record: " in result.output and "old.json is not JSON" in " ".join(result.output.split())
+    assert (
+        result.exit_code == 2
+        and "shipped record: " in result.output
+        and "old.json is not JSON" in " ".join(result.output.split())
+    )
 
 
 def test_an_interrupted_run_is_no_verdict(tmp_path, monkeypatch):
@@ -186,7 +200,7 @@ def readme_line(marker):
 
 def test_ci_runs_the_readmes_test_line():
     extract = next(line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("line="))
-    found = subprocess.run(["bash", "-c", f"{extract}; printf %s \"$line\""], cwd=ROOT, capture_output=True, text=True)
+    found = subprocess.run(["bash", "-c", f'{extract}; printf %s "$line"'], cwd=ROOT, capture_output=True, text=True)
     assert found.stdout == readme_line("test line") == 'pip install -e ".[test]" && python -m pytest'
 
 

@@ -20,7 +20,9 @@ EXPECTED = claims.load(ROOT / "expected_results.json")
 def session(*modes):
     chosen = tuple(claim for claim in EXPECTED.claims if claim.mode in modes)
     report = record.begin(["repro.py"], modes, 1) | {"device": {"name": "made-up GPU"}}
-    return Session(chosen, selection.Kernel("mla_paged_decode", print, "f" * 64), load_workloads(), 1, Terminal(quiet=True), report)
+    return Session(
+        chosen, selection.Kernel("mla_paged_decode", print, "f" * 64), load_workloads(), 1, Terminal(quiet=True), report
+    )
 
 
 def verdicts(made):
@@ -33,7 +35,9 @@ def ship(monkeypatch, run_folder):
 
     def shipped(*folders):
         monkeypatch.setattr(arms, "_recorded", lambda wanted: [f for f in folders if summarise(f)["arm"] in wanted])
-        monkeypatch.setattr("evoteam.replay.replay", lambda folder, target: type("Outcome", (), {"text": "5 of 5 decisions"}))
+        monkeypatch.setattr(
+            "evoteam.replay.replay", lambda folder, target: type("Outcome", (), {"text": "5 of 5 decisions"})
+        )
 
     return shipped
 
@@ -41,10 +45,14 @@ def ship(monkeypatch, run_folder):
 def on_gpu_task(folder, full_score=0.8):
     """The made-up run as if it had been made on the GPU task."""
     text = (folder / "events.jsonl").read_text().replace("mla-paged-decode-cpu", "mla-paged-decode")
-    (folder / "events.jsonl").write_text(text.replace('"full_score": null', f'"full_score": {full_score}').replace("made-up CPU", "made-up GPU"))
+    (folder / "events.jsonl").write_text(
+        text.replace('"full_score": null', f'"full_score": {full_score}').replace("made-up CPU", "made-up GPU")
+    )
     best = folder / "attempts" / summarise(folder)["best"]["id"]
     best.mkdir(parents=True)
-    (best / "kernel.py").write_text("def mla_paged_decode(q_nope, q_pe, ckv, kpe, kv_indptr, kv_indices, sm_scale): ...\n")
+    (best / "kernel.py").write_text(
+        "def mla_paged_decode(q_nope, q_pe, ckv, kpe, kv_indptr, kv_indices, sm_scale): ...\n"
+    )
     return folder
 
 
@@ -67,7 +75,9 @@ def test_a_run_on_the_cpu_task_is_a_row_of_its_own(ship, run_folder):
     assert rows["Arm evolving on mla-paged-decode-cpu"]["verdict"] == "recorded"
     assert "5 of 5 decisions" in rows["Arm single on mla-paged-decode-cpu"]["note"]
     assert [run["arm"] for run in made.report["runs"]] == ["evolving", "single"]
-    assert json.dumps(made.report["runs"]) and all("rows" not in a for run in made.report["runs"] for a in run["attempts"])
+    assert json.dumps(made.report["runs"]) and all(
+        "rows" not in a for run in made.report["runs"] for a in run["attempts"]
+    )
 
 
 def test_a_recorded_run_on_the_gpu_task_is_shown_without_a_gpu(ship, run_folder):
@@ -81,7 +91,11 @@ def test_a_recorded_run_on_the_gpu_task_is_shown_without_a_gpu(ship, run_folder)
 def test_with_a_gpu_its_best_kernel_is_measured_again(ship, run_folder, monkeypatch, scope_record):
     ship(on_gpu_task(run_folder("a", attempts=20)))
     seen = []
-    monkeypatch.setattr(measure, "measure_run", lambda kernel, workloads, **more: seen.append(kernel.__name__) or scope_record("run", 2.0))
+    monkeypatch.setattr(
+        measure,
+        "measure_run",
+        lambda kernel, workloads, **more: seen.append(kernel.__name__) or scope_record("run", 2.0),
+    )
     made = session("same-budget")
     monkeypatch.setattr(Session, "gpu", lambda self: torch.device("cpu"))
     arms.judge(made)
@@ -133,21 +147,35 @@ def test_a_live_run_of_both_arms_from_a_script(repro, tmp_path):
     use = [{"type": "tool_use", "name": "write_kernel", "input": {"source": KERNEL, "idea": "plain", "techniques": []}}]
     end = [{"type": "tool_use", "name": "finish", "input": {}}]
     (tmp_path / "script.json").write_text(json.dumps({"engineer": [use, end], "writer": [use, end], "critic": [end]}))
-    options = ("--live", "--model", "scripted:script.json", "--budget-tokens", "200000", "--task", "mla-paged-decode-cpu")
+    options = (
+        "--live",
+        "--model",
+        "scripted:script.json",
+        "--budget-tokens",
+        "200000",
+        "--task",
+        "mla-paged-decode-cpu",
+    )
     result = repro("--mode", "same-budget", *options, "--json", "--out", tmp_path / "out")
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
     assert {run["arm"]: len(run["attempts"]) for run in report["runs"]} == {"evolving": 1, "single": 1}
     assert {row["verdict"] for row in report["observations"]} == {"measured"}
     page = (tmp_path / "out" / "report.html").read_text()
-    assert 'id="mla-paged-decode-cpu-arms-best"' in page and (tmp_path / "out" / "runs" / "single" / "events.jsonl").is_file()
+    assert (
+        'id="mla-paged-decode-cpu-arms-best"' in page
+        and (tmp_path / "out" / "runs" / "single" / "events.jsonl").is_file()
+    )
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
         (("--live",), "--live needs --mode same-budget or fixed-team, and it is all"),
-        (("--mode", "same-budget", "--live"), "--live needs --model NAME (or mailbox), --budget-tokens N and --task NAME"),
+        (
+            ("--mode", "same-budget", "--live"),
+            "--live needs --model NAME (or mailbox), --budget-tokens N and --task NAME",
+        ),
         (("--mode", "same-budget", "--model", "x"), "--model can be given only with --live"),
         (("--mode", "same-budget", "--live", "--model", "x", "--budget-tokens", "0"), "0.0 is not in the range x>0"),
     ],

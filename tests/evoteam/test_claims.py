@@ -74,7 +74,9 @@ def test_boundaries(name, value, verdict):
     assert claims.judge(BY_ID[name], Evidence(value=value, device="NVIDIA H200")).verdict == verdict
 
 
-@pytest.mark.parametrize("low, high, verdict", [(1.21, 1.4, "reproduced"), (1.1, 1.2, "not-reproduced"), (1.1, 1.3, "unstable")])
+@pytest.mark.parametrize(
+    "low, high, verdict", [(1.21, 1.4, "reproduced"), (1.1, 1.2, "not-reproduced"), (1.1, 1.3, "unstable")]
+)
 def test_spread_matters_only_when_it_leaves_the_verdict_open(low, high, verdict):
     assert claims.judge(BY_ID["mla-step-geomean"], Evidence("", 1.2, low, high)).verdict == verdict
 
@@ -132,7 +134,11 @@ def test_a_wrong_workload_scores_zero_and_is_named():
 def test_without_a_baseline_there_is_no_ratio():
     record = scope([2.0] * 47, row5={"ratio": None, "baseline": ""}) | {"baseline_error": "FlashInfer is not installed"}
     evidence = claims.from_scope(BY_ID["mla-run-geomean"], record, "NVIDIA H200")
-    assert (evidence.absent, evidence.reason, evidence.value) == ("baseline-unavailable", "FlashInfer is not installed", None)
+    assert (evidence.absent, evidence.reason, evidence.value) == (
+        "baseline-unavailable",
+        "FlashInfer is not installed",
+        None,
+    )
 
 
 def test_a_subset_of_workloads_cannot_judge():
@@ -218,7 +224,9 @@ def test_faults_are_named(tmp_path, rows, message):
         claims.load(write(tmp_path, *rows))
 
 
-@pytest.mark.parametrize("text, message", [("{", "is not JSON"), ("[]", "wanted an object"), ('{"schema": 2, "claims": []}', "schema")])
+@pytest.mark.parametrize(
+    "text, message", [("{", "is not JSON"), ("[]", "wanted an object"), ('{"schema": 2, "claims": []}', "schema")]
+)
 def test_a_broken_file_says_what_is_wanted(tmp_path, text, message):
     path = tmp_path / "expected_results.json"
     path.write_text(text)
@@ -229,5 +237,6 @@ def test_a_broken_file_says_what_is_wanted(tmp_path, text, message):
 
 
 def test_claims_load_nothing_heavy():
-    code = "import sys, evoteam.claims; print([m for m in ('torch', 'numpy', 'pydantic', 'anthropic') if m in sys.modules])"
+    heavy = ("torch", "numpy", "pydantic", "anthropic")
+    code = f"import sys, evoteam.claims; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout.strip() == "[]"

@@ -23,11 +23,28 @@ def printed(*renderables):
 
 def test_tables_keep_every_cell_in_80_columns(scope_record):
     record = scope_record("step", 3.0)
-    record["rows"][41] |= {"ours_us": 12345.6, "baseline_us": 123456.7, "ratio": 10.0, "spread": 1.23, "status": "unstable"}
+    record["rows"][41] |= {
+        "ours_us": 12345.6,
+        "baseline_us": 123456.7,
+        "ratio": 10.0,
+        "spread": 1.23,
+        "status": "unstable",
+    }
     lines = printed(console.workload_table(record)).splitlines()
     assert max(map(len, lines)) <= 80 and not any("…" in line for line in lines)
     (line,) = [line for line in lines if line.split()[:1] == ["41"]]
-    assert line.split() == ["41", "64", "75,145", "12345.6", "123456.7", "fa3", "10.00x", *line.split()[7:9], "123%", "unstable"]
+    assert line.split() == [
+        "41",
+        "64",
+        "75,145",
+        "12345.6",
+        "123456.7",
+        "fa3",
+        "10.00x",
+        *line.split()[7:9],
+        "123%",
+        "unstable",
+    ]
 
 
 def test_missing_numbers_are_dashes(scope_record):
@@ -42,7 +59,11 @@ def test_summary_names_means_wins_and_the_worst(scope_record):
     record = scope_record("run")
     summary = record["summary"]
     text = console.scope_summary(record)
-    assert f"geometric mean {summary['geomean']:.2f}x, " in text and "by batch: B=1 " in text and f"arithmetic mean {summary['arithmetic_mean']:.2f}x" in text
+    assert (
+        f"geometric mean {summary['geomean']:.2f}x, " in text
+        and "by batch: B=1 " in text
+        and f"arithmetic mean {summary['arithmetic_mean']:.2f}x" in text
+    )
     assert max(map(len, f"run-clean: {text}".splitlines())) <= 80
     assert f"worst workload {summary['worst']['index']} at {summary['worst']['ratio']:.2f}x" in text
     record["summary"] |= {"geomean": None, "wrong": [3]}
@@ -59,12 +80,15 @@ def test_runs_per_plan_shows_every_count_and_what_the_paper_would_need(scope_rec
 
 @pytest.mark.parametrize("stream", ["out", "err"])
 def test_a_terminal_gets_color_unless_no_color_is_set(stream):
-    code = f"from evoteam.console import Terminal; from rich.text import Text; Terminal().{stream}.print(Text('x', style='red'))"
+    code = "from evoteam.console import Terminal; from rich.text import Text; "
+    code += f"Terminal().{stream}.print(Text('x', style='red'))"
 
     def shown(**environment):
         master, slave = pty.openpty()
         clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "CI")} | {"TERM": "xterm-256color"}
-        subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=slave, stderr=slave, env=clean | environment, check=True)
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, stdout=slave, stderr=slave, env=clean | environment, check=True
+        )
         os.close(slave)
         return os.read(master, 1000)
 
@@ -109,13 +133,22 @@ def test_one_line_a_verdict_in_80_columns(capsys):
 
 def test_the_reason_is_printed_once_for_neighbors_that_share_it(capsys):
     expected = claims.load(ROOT / "expected_results.json").claims[:3]
-    console.Terminal().verdicts([claims.Judgement(c, "not-run", reason="same reason") for c in expected], "claims: 3 not-run")
+    console.Terminal().verdicts(
+        [claims.Judgement(c, "not-run", reason="same reason") for c in expected], "claims: 3 not-run"
+    )
     assert capsys.readouterr().out.count("same reason") == 1
 
 
 def test_selfcheck_tables_say_what_is_wrong():
     row = {"name": "one-token", "reason": "out[0, 0, 0] is nan", "error_ratio": None, "lse_error": None, "seconds": 0.2}
-    built = {"kernel": "k.cu", "variant": "sm_90a", "registers": 128, "spill_bytes": 0, "shared_bytes": 137088, "compiler": "NVRTC 13.0"}
+    built = {
+        "kernel": "k.cu",
+        "variant": "sm_90a",
+        "registers": 128,
+        "spill_bytes": 0,
+        "shared_bytes": 137088,
+        "compiler": "NVRTC 13.0",
+    }
     text = printed(*console.selfcheck_tables({"interpreter": [row], "compiled": [built]}))
     assert "out[0, 0, 0] is nan" in text and "137,088" in text and max(map(len, text.splitlines())) <= 80
     assert len(console.selfcheck_tables({"interpreter": [row], "compiled": []})) == 1

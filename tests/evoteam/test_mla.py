@@ -106,7 +106,9 @@ def test_a_gpu_error_after_the_kernel_is_charged_to_it(gpu):
     assert judged.verdict == "not-reproduced" and "illegal memory access" in judged.reason
 
 
-@pytest.mark.parametrize("error", [MeasurementError("0.1 GB of GPU memory are free"), torch.OutOfMemoryError("out of memory")])
+@pytest.mark.parametrize(
+    "error", [MeasurementError("0.1 GB of GPU memory are free"), torch.OutOfMemoryError("out of memory")]
+)
 def test_a_measurement_that_cannot_be_made_is_not_run(gpu, error):
     def ends(*_, **__):
         raise error
@@ -134,7 +136,9 @@ def test_a_run_is_put_beside_the_shipped_record(gpu, report_record):
     mla.judge(made, torch.device("cpu"))
     rows = {row["measurement"]: row for row in made.report["comparison"]["rows"]}
     assert set(rows) == {"run", "step"}
-    assert rows["step"]["recorded"] == report_record["measurements"]["step"]["summary"]["geomean"] != rows["step"]["now"]
+    assert (
+        rows["step"]["recorded"] == report_record["measurements"]["step"]["summary"]["geomean"] != rows["step"]["now"]
+    )
 
 
 def test_without_a_gpu_the_record_is_shown_and_never_counts(monkeypatch, report_record):
@@ -144,7 +148,9 @@ def test_without_a_gpu_the_record_is_shown_and_never_counts(monkeypatch, report_
     mla.judge(made, None)
     judged = verdicts(made)
     assert {j.verdict for j in judged.values()} == {"recorded"}
-    assert judged["mla-run-geomean"].measured == pytest.approx(report_record["measurements"]["run"]["summary"]["geomean"])
+    assert judged["mla-run-geomean"].measured == pytest.approx(
+        report_record["measurements"]["run"]["summary"]["geomean"]
+    )
     assert "an earlier version of the kernel: kernels/r.json" in judged["mla-run-geomean"].reason
     assert claims.exit_status(list(judged.values()), strict=True) == 3
     assert made.report["recorded"]["measurements"] == report_record["measurements"]

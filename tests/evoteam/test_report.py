@@ -81,7 +81,7 @@ def test_tables_of_a_measurement_equal_the_record(page, report_record):
     table = page.tables["run"][0]
     column = {name: i for i, name in enumerate(table[0])}
     assert len(table) == 48
-    for line, row in zip(table[1:], rows):
+    for line, row in zip(table[1:], rows, strict=True):
         assert line[column["#"]] == str(row["index"])
         assert float(line[column["ours us"]]) == round(row["ours_us"], 2)
         assert float(line[column["FlashInfer us"]]) == round(row["baseline_us"], 2)
@@ -97,7 +97,11 @@ def test_charts_are_sorted_by_tokens(page):
 
 
 def test_raw_samples_and_the_record_can_be_saved(page, report_record):
-    saved = [unquote(address).split(",", 1) for address in page.addresses if address.startswith("data:") and "base64" in address]
+    saved = [
+        unquote(address).split(",", 1)
+        for address in page.addresses
+        if address.startswith("data:") and "base64" in address
+    ]
     texts = {head: base64.b64decode(body).decode() for head, body in saved}
     assert json.loads(texts["data:application/json;base64"]) == finite(report_record)
     rows = list(csv.DictReader(io.StringIO(texts["data:text/csv;base64"])))
@@ -131,8 +135,20 @@ def test_wrong_and_missing_values_are_dashes_not_crashes(report_record, scope_re
     broken = scope_record("run")
     for row in broken["rows"]:
         row |= dict.fromkeys(("ours_us", "ours_p10", "ours_p90", "baseline_us", "ratio", "bandwidth_share", "spread"))
-        row |= {"status": "wrong", "reason": "out[0, 0, 0] is nan", "baseline": "", "samples": {}, "error_ratio": float("inf")}
-    broken["summary"] |= {"geomean": None, "arithmetic_mean": None, "worst": None, "wrong": list(range(47)), "geomean_by_batch": {}}
+        row |= {
+            "status": "wrong",
+            "reason": "out[0, 0, 0] is nan",
+            "baseline": "",
+            "samples": {},
+            "error_ratio": float("inf"),
+        }
+    broken["summary"] |= {
+        "geomean": None,
+        "arithmetic_mean": None,
+        "worst": None,
+        "wrong": list(range(47)),
+        "geomean_by_batch": {},
+    }
     report_record["measurements"] = {"run": broken}
     page = Page(report.render(finite(report_record)))
     assert page.figures == {}
@@ -142,12 +158,22 @@ def test_wrong_and_missing_values_are_dashes_not_crashes(report_record, scope_re
 def test_one_workload_is_enough_for_every_chart(scope_record):
     record = scope_record("step")
     record["rows"] = record["rows"][:1]
-    assert [figure.id for figure in figures.of_scope("s", record)] == ["s-ratio", "s-latency", "s-plan", "s-error", "s-spread"]
+    assert [figure.id for figure in figures.of_scope("s", record)] == [
+        "s-ratio",
+        "s-latency",
+        "s-plan",
+        "s-error",
+        "s-spread",
+    ]
     assert all("nan" not in figure.wide and "inf" not in figure.narrow for figure in figures.of_scope("s", record))
 
 
 def test_recorded_measurements_say_so(report_record):
-    report_record["recorded"] = {"created": "2026-01-02T", "note": "A made-up note.", "measurements": report_record["measurements"]}
+    report_record["recorded"] = {
+        "created": "2026-01-02T",
+        "note": "A made-up note.",
+        "measurements": report_record["measurements"],
+    }
     report_record["measurements"] = {}
     html = report.render(report_record)
     assert "The kernel alone (recorded)" in html and "Measured 2026-01-02, nothing now. A made-up note." in html
@@ -185,7 +211,9 @@ def test_a_browser_shows_every_chart_without_errors_or_requests(browser, report_
         document.title = JSON.stringify(data);
       });
     </script>"""
-    html = report.render(finite(report_record)).replace("default-src 'none';", "default-src 'none'; script-src 'unsafe-inline';")
+    html = report.render(finite(report_record)).replace(
+        "default-src 'none';", "default-src 'none'; script-src 'unsafe-inline';"
+    )
     result = browser(html.replace("</body>", f"{probe}</body>"), "--window-size=1100,900")
     title = re.search(r"<title>(.*?)</title>", result.stdout, re.S)[1]
     assert json.loads(title) == {"charts": 9, "overflow": 0, "requests": []}
@@ -197,7 +225,8 @@ def test_a_phone_has_the_narrow_charts_and_does_not_scroll_sideways(tmp_path, br
     probe = """<iframe src="report.html" width="390" height="3000"></iframe><script>
       window.addEventListener('load', () => { const d = frames[0].document;
         const seen = n => [...d.querySelectorAll(n)].filter(e => e.getBoundingClientRect().height > 100).length;
-        document.title = JSON.stringify([seen('.narrow svg'), seen('.wide svg'), d.documentElement.scrollWidth - d.documentElement.clientWidth]); });
+        const overflow = d.documentElement.scrollWidth - d.documentElement.clientWidth;
+        document.title = JSON.stringify([seen('.narrow svg'), seen('.wide svg'), overflow]); });
     </script>"""
     result = browser(f"<title></title>{probe}", "--allow-file-access-from-files")
     assert json.loads(re.search(r"<title>(.*?)</title>", result.stdout, re.S)[1]) == [9, 0, 0]

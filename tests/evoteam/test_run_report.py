@@ -63,7 +63,10 @@ def test_arms_are_compared_at_the_budget_that_all_spent(tmp_path, run_folder):
     reached = max(p["score"] for p in summaries[0]["curve"] if p["tokens"] <= common)
     assert run_report.best_within(summaries[0], common, "tokens") == reached < summaries[0]["best"]["score"]
     html = page_of(tmp_path, long, short)
-    assert figures(html)[:2] == ["mla-paged-decode-cpu-arms-best", "mla-paged-decode-cpu-arms-spend"] and f"{reached:.3f}x" in html
+    assert (
+        figures(html)[:2] == ["mla-paged-decode-cpu-arms-best", "mla-paged-decode-cpu-arms-spend"]
+        and f"{reached:.3f}x" in html
+    )
 
 
 def test_full_cache_weight_moves_the_comparison(run_folder):
@@ -94,8 +97,11 @@ def test_ten_thousand_attempts_stay_under_five_megabytes(large_page):
 
 
 def test_ten_thousand_attempts_open_in_two_seconds(browser, large_page):
-    probe = "<script>onload = () => { document.title = JSON.stringify([performance.now(), document.querySelectorAll('svg').length]) }</script>"
-    shown = browser(large_page.replace("default-src 'none';", "script-src 'unsafe-inline';").replace("</body>", probe + "</body>"))
+    found = "[performance.now(), document.querySelectorAll('svg').length]"
+    probe = f"<script>onload = () => {{ document.title = JSON.stringify({found}) }}</script>"
+    shown = browser(
+        large_page.replace("default-src 'none';", "script-src 'unsafe-inline';").replace("</body>", probe + "</body>")
+    )
     milliseconds, drawings = json.loads(re.search(r"<title>(.*?)</title>", shown.stdout)[1])
     assert drawings >= 10 and milliseconds < 2000
 

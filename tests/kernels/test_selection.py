@@ -33,7 +33,10 @@ def test_what_is_not_there_is_refused_with_the_range(spec):
 
 def test_a_users_kernel_is_loaded_and_hashed(tmp_path):
     path = tmp_path / "mine.py"
-    path.write_text("import helper\ndef run(q_nope, q_pe, ckv, kpe, kv_indptr, kv_indices, sm_scale, *, out=None, lse=None):\n    return helper.N\n")
+    path.write_text(
+        "import helper\n"
+        "def run(q_nope, q_pe, ckv, kpe, kv_indptr, kv_indices, sm_scale, *, out=None, lse=None): return helper.N\n"
+    )
     (tmp_path / "helper.py").write_text("N = 5\n")
     kernel = load_kernel(f"{path}:run")
     assert kernel.call(*range(7)) == 5 and not kernel.shipped and len(kernel.sha256) == 64
@@ -46,7 +49,9 @@ def test_a_kernel_with_any_positional_arguments_is_taken(tmp_path):
     assert load_kernel(f"{tmp_path / 'k.py'}:run").call(1) == (1,)
 
 
-@pytest.mark.parametrize("text", ["def run(a, b, c, d, e, f): ...", "def run(a, b, c, d, e, f, g, h): ...", "def run(*, q_nope): ..."])
+@pytest.mark.parametrize(
+    "text", ["def run(a, b, c, d, e, f): ...", "def run(a, b, c, d, e, f, g, h): ...", "def run(*, q_nope): ..."]
+)
 def test_another_signature_is_refused(tmp_path, text):
     (tmp_path / "k.py").write_text(text)
     with pytest.raises(KernelError, match="wanted the positional arguments q_nope, q_pe, ckv_cache"):

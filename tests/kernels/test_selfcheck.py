@@ -6,7 +6,14 @@ import pytest
 
 from kernels import nvrtc, selfcheck
 
-NAMES = ["no-requests", "one-token", "no-tokens-at-all", "empty-requests-between", "around-tile-sizes", "one-long-among-short"]
+NAMES = [
+    "no-requests",
+    "one-token",
+    "no-tokens-at-all",
+    "empty-requests-between",
+    "around-tile-sizes",
+    "one-long-among-short",
+]
 RIGHT = """
 from kernels.reference import mla_paged_decode_reference
 import torch
@@ -80,7 +87,9 @@ def test_the_shipped_cuda_kernel_is_compiled_for_every_variant_in_use():
     seen = []
     rows = selfcheck.compile_all(lambda done, total, what: seen.append((done, total)))
     cuda = [row for row in rows if row["kernel"].endswith(".cu")]
-    assert cuda and all(row["registers"] > 0 and row["spill_bytes"] == 0 and row["shared_bytes"] > 48_000 for row in cuda)
+    assert cuda and all(
+        row["registers"] > 0 and row["spill_bytes"] == 0 and row["shared_bytes"] > 48_000 for row in cuda
+    )
     assert seen[-1][0] == seen[-1][1]
 
 
