@@ -50,7 +50,7 @@ class Confinement:
     version: str = ""
 
     def record(self) -> dict[str, str]:
-        return {"level": self.level, "tool": self.tool, "version": self.version, "open": OPEN[self.level]}
+        return {"level": self.level, "tool": Path(self.tool).name, "version": self.version, "open": OPEN[self.level]}
 
     def command(self, argv: list[str], scratch: Path, read: tuple[Path, ...] = (), cuda: bool = False) -> list[str]:
         """`argv` as it is started at this level.
