@@ -12,8 +12,9 @@ deferred and background work; forged replies; edited inputs; reading or writing 
 processes; hanging, forking, flooding the log, filling disk or memory, killing its own process, outliving its time limit.
 
 Not covered: bugs of the operating system's kernel, of the GPU driver and of the GPU (a kernel can hang or crash the GPU, and
-read what other processes left in its memory); covert use of a second core by processes that start and end within one call;
-whatever the recorded level of confinement leaves open. Run the code of strangers on a machine of its own.
+read what other processes left in its memory); a CPU candidate that moves to a quieter core, or shares its work with processes
+that start and end within one call; approximations that the gate and the input distribution allow; whatever the recorded level of
+confinement leaves open. Run the code of strangers on a machine of its own.
 """
 
 import hashlib

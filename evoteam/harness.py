@@ -6,6 +6,7 @@ SEQPACKET socket; a reply repeats the nonce of its request.
 """
 
 import array
+import contextlib
 import faulthandler
 import importlib
 import importlib.util
@@ -154,6 +155,8 @@ def serve(sock: socket.socket, runner: Runner) -> None:
 
 def limit(limits: dict[str, int]) -> None:
     """Hard limits that nothing started from here can raise again."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # when memory runs out, it is this process that goes
     for name, value in limits.items():
         resource.setrlimit(getattr(resource, name), (value, value))
 

@@ -21,10 +21,11 @@ from pathlib import Path
 
 from evoteam import processes, sandbox
 from evoteam.child import Child, Failure, Limits
-from evoteam.verdict import head_and_tail
+from evoteam.verdict import head_and_tail, printable
 from kernels.tasks import TaskError, load_task
 
 MAX_SOURCE_BYTES = 1 << 20
+MAX_LINE = 1_000  # a pattern may take time that is quadratic in it
 MESSAGE_LIMIT = 4_000
 LOG_LIMIT = 200_000
 FORBIDDEN = {
@@ -74,7 +75,7 @@ def declared_techniques(tree: ast.Module) -> list[str]:
                 value = ast.literal_eval(node.value)
             except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
                 return []
-            return [str(tag)[:64] for tag in value][:32] if isinstance(value, (list, tuple, set)) else []
+            return [printable(str(tag).encode("utf-8", "replace"))[:64] for tag in value][:32] if isinstance(value, (list, tuple)) else []
     return []
 
 
@@ -87,7 +88,8 @@ def confirmed_techniques(tree: ast.Module, patterns: dict[str, str]) -> list[str
         code = ast.unparse(tree)
     except RecursionError as error:
         raise Failure("screen", "the source is nested too deeply") from error
-    return [tag for tag, pattern in patterns.items() if re.search(pattern, code)]
+    lines = [line[:MAX_LINE] for line in re.split(r"\n|\\n", code)]  # a string that holds another language is one line of code here
+    return [tag for tag, pattern in patterns.items() if any(re.search(pattern, line) for line in lines)]
 
 
 def _is_talk(line: ast.stmt) -> bool:
@@ -241,7 +243,7 @@ class Judge:
             worst = failure.row
             message = head_and_tail(failure.message.encode("utf-8", "replace"), MESSAGE_LIMIT)
             if not failure.explained and log.strip():
-                message += "\n\nEnd of its output:\n" + log[-MESSAGE_LIMIT // 2 :]
+                message += "\n\nEnd of its output:\n" + printable(log.encode("utf-8", "replace"))[-MESSAGE_LIMIT // 2 :]
         seconds = evaluation.seconds
         return {
             "source_sha256": evaluation.source_sha256,

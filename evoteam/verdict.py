@@ -92,10 +92,13 @@ class Verdict:
 
 
 def head_and_tail(data: bytes, limit: int = 4000) -> str:
-    """At most about `limit` bytes of `data` as text: its head, its tail, and how many bytes were left out between them."""
+    """At most about `limit` bytes of `data` as printable text: its head, its tail, how many bytes were left out between them."""
     if len(data) <= limit:
-        return data.decode("utf-8", "replace")
+        return printable(data)
     half = limit // 2
-    left_out = len(data) - 2 * half
-    head, tail = data[:half].decode("utf-8", "replace"), data[-half:].decode("utf-8", "replace")
-    return f"{head}\n[... {left_out:,} bytes left out ...]\n{tail}"
+    return f"{printable(data[:half])}\n[... {len(data) - 2 * half:,} bytes left out ...]\n{printable(data[-half:])}"
+
+
+def printable(data: bytes) -> str:
+    """As UTF-8 text; what is not text, and control characters that a terminal would obey, become replacement characters."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in data.decode("utf-8", "replace"))

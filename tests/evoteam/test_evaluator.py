@@ -15,7 +15,7 @@ import pytest
 from evoteam import processes
 from evoteam.child import Failure, Limits
 from evoteam.evaluator import EvaluationError, Evaluator, evaluator_sha256, task_sha256
-from evoteam.judge import MAX_SOURCE_BYTES, declared_techniques, screen
+from evoteam.judge import MAX_SOURCE_BYTES, confirmed_techniques, declared_techniques, screen
 from evoteam.verdict import Verdict, VerdictError, head_and_tail
 
 ROOT = Path(__file__).parents[2]
@@ -119,9 +119,20 @@ def test_screen_finds_the_entry_point_however_it_is_defined(source):
     screen(source.encode(), "g")
 
 
-@pytest.mark.parametrize("value, tags", [("['a', 'b']", ["a", "b"]), ("('a',)", ["a"]), ("['a'] + x", []), ("3", []), ("[1]", ["1"])])
+@pytest.mark.parametrize("value, tags", [("['a', 'b']", ["a", "b"]), ("('a',)", ["a"]), ("['a'] + x", []), ("3", []), ("[1]", ["1"]), (r"['\ud800\x1b']", ["?\ufffd"])])
 def test_declared_techniques(value, tags):
     assert declared_techniques(screen(f"TECHNIQUES = {value}\ndef f(): pass".encode(), "f")) == tags
+
+
+def test_techniques_are_confirmed_in_code_alone():
+    patterns = {"split": "split", "tma": r"cp\.async\.bulk", "slow": r"a.*b"}
+    source = '"""split"""\nTECHNIQUES = ["split"]\n# split\ndef f():\n    "split"\n    return 1\n'
+    assert confirmed_techniques(screen(source.encode(), "f"), patterns) == []
+    source = 'KERNEL = """\n// ' + "x" * 5000 + '\n cp.async.bulk\n"""\ndef f(): return g.split()\n'
+    assert confirmed_techniques(screen(source.encode(), "f"), patterns) == ["split", "tma"]
+    start = time.monotonic()
+    confirmed_techniques(screen(b"x = '" + b"a" * 200_000 + b"'\ndef f(): pass", "f"), patterns)
+    assert time.monotonic() - start < 20
 
 
 def test_screen_failure_uses_no_process(evaluator, write, tmp_path):
@@ -224,7 +235,7 @@ def test_bad_verdict_is_refused(record, words):
 
 
 def test_long_output_is_cut_to_head_and_tail():
-    assert head_and_tail(b"short") == "short"
+    assert head_and_tail(b"short") == "short" and head_and_tail(b"\x1b[2J\ta\n\r") == "\ufffd[2J\ta\n\ufffd"
     text = head_and_tail(b"a" * 5000 + b"\xff" + b"b" * 5000, 1000)
     assert text.startswith("a" * 500) and text.endswith("b" * 500) and "9,001 bytes left out" in text
     assert head_and_tail("🚀".encode() * 100, 10).count("left out") == 1

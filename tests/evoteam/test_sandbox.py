@@ -68,6 +68,7 @@ attempt("append outside", lambda: open(f"{outside}/existing", "a"))
 attempt("remove outside", lambda: os.unlink(f"{outside}/existing"))
 attempt("write /usr", lambda: open("/usr/new", "w"))
 attempt("signal outside", lambda: os.kill(pid, 0) if os.path.exists(f"/proc/{pid}/cmdline") and b"pytest" in open(f"/proc/{pid}/cmdline", "rb").read() else os.kill(2**30, 0))
+attempt("read environment outside", lambda: open(f"/proc/{pid}/environ", "rb").read() if b"pytest" in open(f"/proc/{pid}/cmdline", "rb").read() else os.kill(2**30, 0))
 attempt("connect", lambda: socket.create_connection(("127.0.0.1", port), 1))
 attempt("mount", lambda: os.mkdir("m") or __import__("subprocess").run(["mount", "-t", "tmpfs", "none", "m"], stderr=-3).returncode == 0 or os.kill(2**30, 0))
 open("inside", "w").close()
@@ -87,7 +88,7 @@ def test_level_holds(confinement, run, tmp_path, monkeypatch):
     assert status == 0, output
     lines = output.splitlines()
     assert [line for line in lines if line.startswith("DID")] == ["DID write inside True"], output
-    assert sum(line.startswith("refused") for line in lines) == 7
+    assert sum(line.startswith("refused") for line in lines) == 8
     assert "ANTHROPIC" not in output and "STDIN True" in output
     assert (outside / "existing").read_text() == "mine" and not (outside / "new").exists()
 
