@@ -185,17 +185,17 @@ class SharedFolder:
         os.rename(temporary, target)
         return target
 
-    def store_file(self, relative: str, text: str) -> Path:
+    def store_file(self, relative: str, text: str, durable: bool = True) -> Path:
         path = self.path / relative
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text, self.durable)
+        write_atomically(path, text, durable and self.durable)
         return path
 
     def publish_best(self) -> None:
         """Bring the copy in best/ up to date."""
         if best := self.state.best:
-            self.store_file("best/kernel.py", self.source(best.id))
-            self.store_file("best/verdict.json", self.text(f"attempts/{best.id}/verdict.json"))
+            self.store_file("best/kernel.py", self.source(best.id), durable=False)
+            self.store_file("best/verdict.json", self.text(f"attempts/{best.id}/verdict.json"), durable=False)
 
     def source(self, attempt: str) -> str:
         """Source of an attempt, checked against the journal."""

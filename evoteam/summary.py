@@ -36,7 +36,7 @@ def summarise(path: Path) -> dict:
         "repeats": len(state.repeats),
         "failures": [{"tokens": a.tokens, "kind": a.failure, "attempt": a.id} for a in state.judged if a.failure],
         "teams": [_team(state, index) for index in range(len(state.tenures))],
-        "revisions": len(state.tenures) - 1,
+        "revisions": max(0, len(state.tenures) - 1),
         "decisions": [_decision(decision) for decision in state.decisions],
         "roles": [_role(state, role, spend) for role, spend in ledger.by_role.items()],
         "turns": [
@@ -132,15 +132,16 @@ def status_text(folder: SharedFolder) -> str:
         else "nothing valid yet"
     )
     judged = state.judged
+    left = f"{state.ledger.share_left:.0%} of the tightest ceiling left"
     lines = [
         f"{config['task']}, arm {config['arm']}, model {config['model']}",
         f"best       {best}",
         f"attempts   {len(judged)}, {sum(attempt.valid for attempt in judged)} valid",
-        f"tokens     {total.tokens:,.0f} of {state.ledger.ceiling_tokens:,.0f}; "
-        f"{state.ledger.share_left:.0%} of the tightest ceiling left",
-        f"team       {state.team.id}, round {state.round}: "
-        + ", then ".join("+".join(stage) for stage in state.team.order),
+        f"tokens     {total.tokens:,.0f} of {state.ledger.ceiling_tokens:,.0f}; {left}",
     ]
+    if state.tenures:
+        order = ", then ".join("+".join(stage) for stage in state.team.order)
+        lines.append(f"team       {state.team.id}, round {state.round}: {order}")
     looks = [decision for decision in state.decisions if decision["diagnosis"]]
     if looks:
         lines.append(f"diagnosis  round {looks[-1]['round']}, {looks[-1]['action']}: {looks[-1]['diagnosis']}")
