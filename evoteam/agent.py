@@ -43,7 +43,7 @@ def open_turn(folder: SharedFolder, talk: Talk, system: str, message: str) -> No
 
 
 def take_turn(folder: SharedFolder, model: Model, toolbox: Toolbox, limits: TurnLimits, effort: str) -> None:
-    """Carry the open turn to its end. ProviderError and JudgeError leave it open, to be resumed."""
+    """Carry the open turn to its end. ProviderError and EvaluationError leave it open, to be resumed."""
     talk = toolbox.talk
     text = folder.text(f"turns/{talk.turn}.md")
     system, _, message = text.partition(BREAK)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 CHARS_PER_TOKEN = 3.5  # only for reservations and for models that report no usage
-MIN_OUTPUT = 512  # an answer shorter than this cannot carry a useful call
+MIN_OUTPUT = 1_024  # an answer shorter than this cannot carry a useful call
 KINDS = ("input", "cache_write", "cache_read", "output")
 
 

@@ -152,7 +152,7 @@ def _parse(body: str) -> tuple[str, list[dict]]:
     said: list[str] = []
     calls: list[dict] = []
     argument, fence, block = "", "", []
-    for line in body.splitlines():
+    for line in body.replace("\r\n", "\n").split("\n"):
         if fence:
             if re.fullmatch(rf" {{0,3}}{fence}`*[ \t]*", line):
                 _take_block(calls, said, argument, "\n".join(block))

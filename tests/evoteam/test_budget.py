@@ -50,11 +50,11 @@ def test_a_call_is_reserved_within_what_is_left():
     ledger = Ledger(Budget(tokens=20_000), Rates(1.25, 0.1, 5))
     assert ledger.output_allowed(1_000, 16_000) == (20_000 - 1_250) // 5
     assert ledger.output_allowed(1_000, 100) == 100
-    ledger.charge(Usage(output=3_200), "r", "t")
-    assert ledger.output_allowed(1_000, 16_000) == 550
-    ledger.charge(Usage(input=200), "r", "t")
-    assert ledger.output_allowed(1_000, 16_000) == 0  # below MIN_OUTPUT
-    assert MIN_OUTPUT == 512
+    ledger.charge(Usage(output=2_000), "r", "t")
+    assert ledger.output_allowed(1_000, 16_000) == 1_750
+    ledger.charge(Usage(input=4_000), "r", "t")
+    assert (20_000 - 10_000 - 4_000 - 1_250) // 5 == 950 < MIN_OUTPUT
+    assert ledger.output_allowed(1_000, 16_000) == 0
 
 
 def test_dollars_are_reserved_too_long_prompts_included():

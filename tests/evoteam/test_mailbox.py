@@ -63,6 +63,11 @@ def test_an_answer_is_read_as_it_was_meant():
     assert finish["name"] == "finish" and finish["input"] == {}
 
 
+def test_line_ends_of_any_desk_and_characters_that_look_like_line_ends_survive():
+    page = ANSWER.replace("inner fence", "a\x0c\u2028b").replace("\n", "\r\n")
+    assert "a\x0c\u2028b\n" in read_answer(page, REQUEST).content[1]["input"]["source"]
+
+
 def test_edits_are_written_one_block_after_the_other():
     page = '### call edit_kernel\n```json\n{"base": "a0001", "idea": "i"}\n```\n'
     for number in (1, 2):
