@@ -63,7 +63,10 @@ class Search:
         self.state = folder.state
 
     def run(self) -> str:
-        """Go on until the run ends; the reason. ProviderError, EvaluationError and FolderError leave it to be resumed."""
+        """Go on until the run ends; the reason.
+
+        ProviderError, EvaluationError and FolderError leave the run to be resumed.
+        """
         if self.state.end is None:
             self._take_over()
         while self.state.end is None:

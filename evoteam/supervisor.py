@@ -86,8 +86,8 @@ def _with_mandate(role: Any, known: dict[str, str]) -> Any:
 
 def brief(folder: SharedFolder, talk: Talk, signals: Signals) -> str:
     """The supervisor's message: signals, the present team, and what the folder holds."""
-    team = folder.state.team.model_dump(mode="json", exclude={"parent"}, exclude_defaults=True)
-    present = json.dumps(team, indent=1, ensure_ascii=False)
+    team = folder.state.team.model_dump(mode="json", exclude={"parent"}, exclude_none=True)
+    present = json.dumps(team, ensure_ascii=False)
     stop = "open" if signals.may_stop else "not open now"
     parts = [
         f"## signals\n{signals.text()}",

@@ -190,6 +190,8 @@ def _path(location: tuple) -> str:
 
 
 def shorten(text: str, size: int = 80) -> str:
+    """The text on one line, cut to `size` characters."""
+    text = " ".join(text.split())
     return text if len(text) <= size else text[: size - 3] + "..."
 
 
