@@ -234,12 +234,14 @@ def launch(q_nope, q_pe, ckv_cache, kpe_cache, kv_indptr, kv_indices, sm_scale, 
     geometry = _geometry(
         device, batch, heads, ckv_cache.shape[1], kv_indices.shape[0], q_nope.dtype == torch.float16, kv_lens is not None
     )
-    stream = torch.cuda.current_stream(device).cuda_stream
+    stream = torch._C._cuda_getCurrentRawStream(device)  # a tenth of current_stream().cuda_stream; compiled graphs use it too
+    (nope_b, nope_h, _), (pe_b, pe_h, _) = q_nope.stride(), q_pe.stride()
+    (ckv_page, ckv_slot, _), (kpe_page, kpe_slot, _) = ckv_cache.stride(), kpe_cache.stride()
     params = PARAMS.pack(
         q_nope.data_ptr(), q_pe.data_ptr(), ckv_cache.data_ptr(), kpe_cache.data_ptr(),
         kv_indptr.data_ptr(), kv_indices.data_ptr(), 0 if kv_lens is None else kv_lens.data_ptr(),
         out.data_ptr(), lse.data_ptr(), _scratch_address(device, stream, geometry.slots),
-        *(2 * stride for tensor in (q_nope, q_pe, ckv_cache, kpe_cache) for stride in tensor.stride()[:2]),
+        2 * nope_b, 2 * nope_h, 2 * pe_b, 2 * pe_h, 2 * ckv_page, 2 * ckv_slot, 2 * kpe_page, 2 * kpe_slot,
         sm_scale * LOG2_E, *geometry.numbers,
     )  # fmt: skip
     block = ctypes.create_string_buffer(params, len(params))
