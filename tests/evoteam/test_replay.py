@@ -72,7 +72,7 @@ def test_a_difference_is_shown_where_it_begins(tmp_path):
 
 
 LIGHT = """
-import resource, sys
+import re, sys
 from pathlib import Path
 from evoteam import cli, mailbox, summary
 from evoteam.anthropic_model import AnthropicModel
@@ -85,7 +85,8 @@ for name in ("mla-paged-decode", "mla-paged-decode-cpu"):
     assert load_task(name).definition and task_sha256(name)
 run(Path(sys.argv[1]), ScriptedModel({"engineer": [[write(1.0), FINISH]]}))
 heavy = [name for name in ("torch", "numpy") if name in sys.modules]
-print(heavy, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+peak = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())
+print(heavy, int(peak[1]) // 1024)
 """
 
 
