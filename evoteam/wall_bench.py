@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 WARMUPS = 1
 MIN_COUNTED, MAX_COUNTED = 9, 60
 CLOSE = 1.03  # a call this near to the fastest confirms it
-REVALUED, NUDGED = 2, 2  # traps among the first calls of a workload: other values on the same page table, one row changed
+REVALUED = 2  # traps among the first calls of a workload: other values on the same page table; and one row of each input changed
 NUDGE_TRIES = 12
 COMPARED_FASTEST, COMPARED_AT_RANDOM = 3, 3
 BACKGROUND_SHARE, BACKGROUND_US = 0.25, 5_000.0  # CPU time between calls that is no accident any more
@@ -128,12 +128,13 @@ class WallBench:
         """The row of one workload: fastest calls in microseconds, ratio, spread, errors of the calls that were compared."""
         inputs = self._fresh(workload)
         standard = self._bind(workload, inputs, tuple(self.peers))
-        early = self.random.sample(range(1, MIN_COUNTED), REVALUED + NUDGED)
-        revalued, nudged = early[:REVALUED], early[REVALUED:]
+        places = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor) and value.is_floating_point()]
+        early = self.random.sample(range(1, MIN_COUNTED), min(REVALUED + len(places), MIN_COUNTED - 1))
+        revalued, nudged = early[:REVALUED], dict(zip(early[REVALUED:], places))
         pairs, traps, end = [], [], time.monotonic() + self.child.limits.workload_s
         for number in range(-WARMUPS, MAX_COUNTED):
             if number in revalued or number in nudged:
-                change = _revalued(inputs) if number in revalued else self._nudged(workload, inputs, pairs[-1].outputs)
+                change = _revalued(inputs) if number in revalued else self._nudged(workload, pairs[-1], nudged[number])
                 traps.append(self._pair(workload, change, number))
             inputs = self._fresh(workload)
             pair = self._pair(workload, inputs, number)
@@ -163,15 +164,14 @@ class WallBench:
     def _fresh(self, workload) -> tuple:
         return self.task.make_inputs(workload, self.random.getrandbits(31), CPU)
 
-    def _nudged(self, workload, inputs: tuple, stale: tuple) -> tuple:
-        """One row of one input negated, such that the outputs of the call before would no longer pass."""
-        places = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor) and value.is_floating_point()]
-        for _ in range(NUDGE_TRIES):
-            place = self.random.choice(places)
-            tensor = inputs[place].clone()
-            tensor[self.random.randrange(len(tensor))].neg_()
-            changed = (*inputs[:place], tensor, *inputs[place + 1 :])
-            if not self.task.compare(stale, self.task.reference(changed)).ok:
+    def _nudged(self, workload, last: Pair, place: int) -> tuple:
+        """The inputs of the last call with one row of one of them negated, such that that call's outputs would no longer pass."""
+        rows = last.inputs[place].reshape(len(last.inputs[place]), -1).isfinite().all(1).nonzero().flatten().tolist()
+        for row in self.random.sample(rows, min(NUDGE_TRIES, len(rows))):
+            tensor = last.inputs[place].clone()
+            tensor[row].neg_()
+            changed = (*last.inputs[:place], tensor, *last.inputs[place + 1 :])
+            if not self.task.compare(last.outputs, self.task.reference(changed)).ok:
                 return changed
         return self._fresh(workload)
 
