@@ -92,7 +92,8 @@ The values are the same rows K. There is no mask. A request without tokens gives
 
 ## What is timed
 GPU time of one call (`run` scope): the call is queued behind a spinning kernel, so host time does not count, but
-waiting for the GPU inside the call does. The L2 cache is cold: twice its size is written before every call.
+waiting for the GPU inside the call does. A call that cannot be captured in a CUDA graph is also held to its host time. The L2 cache
+is cold: twice its size is written before every call.
 47 workloads: B = 1 (8 to 2,708 tokens), B = 16 (457 to 17,257 in all), B = 64 (9,945 to 75,145 in all), P = 989,669.
 The score is the geometric mean of FlashInfer's time divided by yours, FlashInfer's plan() done ahead and not counted.
 Any wrong workload scores 0.
