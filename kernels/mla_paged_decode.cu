@@ -32,12 +32,12 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-constexpr int kStages = MLA_STAGES;          // ring depth, 2 or 3
-constexpr bool kPaged = MLA_PAGED;           // page size > 1 or kv_lens given: a token's row is looked up through its page
-constexpr bool kFlat = MLA_FLAT;             // equal token counts a CTA instead of one (request, piece) a CTA
-constexpr int kPerLane = MLA_PER_LANE;       // requests a lane plans; batch <= 32 * kPerLane unless kFlat
+constexpr int kStages = MLA_STAGES;     // ring depth, 2 or 3
+constexpr bool kPaged = MLA_PAGED;      // page size > 1 or kv_lens given: a token's row is looked up through its page
+constexpr bool kFlat = MLA_FLAT;        // equal token counts a CTA instead of one (request, piece) a CTA
+constexpr int kPerLane = MLA_PER_LANE;  // requests a lane plans; batch <= 32 * kPerLane unless kFlat
 
-constexpr int kHeads = 16;                   // heads a CTA computes: the M of mma.m16n8k16
+constexpr int kHeads = 16;  // heads a CTA computes: the M of mma.m16n8k16
 constexpr int kDimCkv = 512, kDimPe = 64;
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kTile = 32;                    // tokens a stage
@@ -47,28 +47,32 @@ constexpr int kCkvRow = 2 * kSlabDims, kPeRow = 2 * kPeDims;  // bytes of a slab
 constexpr int kCkvSlab = kTile * kCkvRow, kPeSlab = kTile * kPeRow;
 constexpr int kPeOffset = kWarps * kCkvSlab;
 constexpr int kStageBytes = kPeOffset + kPeWarps * kPeSlab;
-constexpr bool kOwnQuery = kStages > 2;      // room for q beside the ring; else it borrows the last stage until tile 0 is read
-constexpr int kQuerySlab = kOwnQuery ? kHeads * kCkvRow : kCkvSlab, kQueryPeSlab = kOwnQuery ? kHeads * kPeRow : kPeSlab;
+constexpr bool kOwnQuery =
+    kStages > 2;  // room for q beside the ring; else it borrows the last stage until tile 0 is read
+constexpr int kQuerySlab = kOwnQuery ? kHeads * kCkvRow : kCkvSlab,
+              kQueryPeSlab = kOwnQuery ? kHeads * kPeRow : kPeSlab;
 constexpr int kQueryBytes = kOwnQuery ? kWarps * kQuerySlab + kPeWarps * kQueryPeSlab : 0;
-constexpr int kOutPitch = kCkvRow + 16;      // bytes; rows of a warp's results on distinct banks, without a swizzle to compute
-constexpr int kScorePitch = kTile + 8;       // floats; 8 more than a row keeps the fragment stores free of bank conflicts
-constexpr int kProbPitch = 2 * kTile + 16;   // bytes; ldmatrix rows on distinct banks
-constexpr int kIndexRing = 1024;             // page indices held in shared memory; refilled in halves
-constexpr int kMinChunk = 32;                // fewer tokens a CTA than one tile only adds parts to merge
+constexpr int kOutPitch =
+    kCkvRow + 16;  // bytes; rows of a warp's results on distinct banks, without a swizzle to compute
+constexpr int kScorePitch = kTile + 8;  // floats; 8 more than a row keeps the fragment stores free of bank conflicts
+constexpr int kProbPitch = 2 * kTile + 16;  // bytes; ldmatrix rows on distinct banks
+constexpr int kIndexRing = 1024;            // page indices held in shared memory; refilled in halves
+constexpr int kMinChunk = 32;               // fewer tokens a CTA than one tile only adds parts to merge
 
-constexpr int kUnits = kDimCkv / 8;          // 16-byte units of a head's output row
-constexpr int kMaxCopies = 8;                // copies of a part's lse, one for each CTA that may read it
-constexpr int kLseOffset = kHeads * kDimCkv * 2;                    // a slot: [heads][512] results, then [copies][heads] lse
+constexpr int kUnits = kDimCkv / 8;               // 16-byte units of a head's output row
+constexpr int kMaxCopies = 8;                     // copies of a part's lse, one for each CTA that may read it
+constexpr int kLseOffset = kHeads * kDimCkv * 2;  // a slot: [heads][512] results, then [copies][heads] lse
 constexpr int kSlotBytes = kLseOffset + kHeads * kMaxCopies * 4;
-constexpr u32 kEmpty = 0xffffffffu;          // neither two bf16/fp16 results nor an fp32 result: conversions give 0x7fff as NaN
+constexpr u32 kEmpty = 0xffffffffu;  // neither two bf16/fp16 results nor an fp32 result: conversions give 0x7fff as NaN
 
-constexpr int kMergeBytes = kThreads * 10 * 4;                       // a Partial a thread
+constexpr int kMergeBytes = kThreads * 10 * 4;  // a Partial a thread
 constexpr int kScoreBytes = kWarps * kHeads * kScorePitch * 4;
 constexpr int kSharedQuery = (kOwnQuery ? kStages : kStages - 1) * kStageBytes;
 constexpr int kSharedScores = kStages * kStageBytes + kQueryBytes;
 constexpr int kSharedProbs = kSharedScores + kScoreBytes;
-constexpr int kSharedStats = kSharedProbs + kHeads * kProbPitch;     // rescale[16], row_max[16]
-constexpr int kSharedPlan = kSharedStats + 2 * kHeads * 4;           // flat plan: sums of the warps, the split requests, the plan
+constexpr int kSharedStats = kSharedProbs + kHeads * kProbPitch;  // rescale[16], row_max[16]
+constexpr int kSharedPlan =
+    kSharedStats + 2 * kHeads * 4;  // flat plan: sums of the warps, the split requests, the plan
 constexpr int kSharedSplit = kSharedPlan + 64, kSharedFlat = kSharedSplit + 64;
 constexpr int kSharedIndices = kSharedFlat + 64;
 constexpr int kSharedBytes = kSharedIndices + kIndexRing * 4;
@@ -84,8 +88,8 @@ struct Params {
   u8 *scratch;
   u32 q_nope_stride_b, q_nope_stride_h, q_pe_stride_b, q_pe_stride_h;  // bytes; one 32 x 32 -> 64 bit multiply each
   u32 ckv_stride_page, ckv_stride_slot, kpe_stride_page, kpe_stride_slot;
-  float scale;             // sm_scale * log2(e)
-  float even, sure;        // chunk of an even split and chunk that always fits the grid, both per token of the batch
+  float scale;       // sm_scale * log2(e)
+  float even, sure;  // chunk of an even split and chunk that always fits the grid, both per token of the batch
   int batch;
   u32 heads;
   int group_shift, num_indices, page_shift, single_chunk;
@@ -101,16 +105,25 @@ __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvt
 // 16 bytes; with `skip` zeros, and the source is not touched. KV rows are read once: evict_first keeps q, indices and scratch
 // in L2 (B=64 geomean 1.31x -> 1.40x of FlashInfer when it was introduced).
 __device__ __forceinline__ void copy16_once(u32 dst, const void *src, bool skip, u64 policy) {
-  asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, p, %3;}" ::"r"(dst), "l"(src), "r"((u32)skip), "l"(policy) : "memory");
+  asm volatile(
+      "{.reg .pred p; setp.ne.u32 p, %2, 0; cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, p, %3;}" ::"r"(
+          dst),
+      "l"(src), "r"((u32)skip), "l"(policy)
+      : "memory");
 }
 __device__ __forceinline__ void copy16(u32 dst, const void *src, bool skip) {
-  asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; cp.async.cg.shared.global [%0], [%1], 16, p;}" ::"r"(dst), "l"(src), "r"((u32)skip) : "memory");
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; cp.async.cg.shared.global [%0], [%1], 16, p;}" ::"r"(dst),
+               "l"(src), "r"((u32)skip)
+               : "memory");
 }
 __device__ __forceinline__ void copy4(u32 dst, const void *src) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dst), "l"(src) : "memory");
 }
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+template <int N>
+__device__ __forceinline__ void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
 __device__ __forceinline__ u64 policy_evict_first() {
   u64 p;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
@@ -119,10 +132,16 @@ __device__ __forceinline__ u64 policy_evict_first() {
 __device__ __forceinline__ void prefetch_l2(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 __device__ __forceinline__ void load_matrix(u32 (&r)[4], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
 }
 __device__ __forceinline__ void load_matrix_transposed(u32 (&r)[4], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
 }
 
 #if MLA_FP16
@@ -135,8 +154,10 @@ constexpr u32 kOnePair = 0x3f803f80u;
 
 // c[16 x 8] += a[16 x 16] b[16 x 8]
 __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." MLA_TYPE "." MLA_TYPE ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." MLA_TYPE "." MLA_TYPE
+               ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 __device__ __forceinline__ u32 pack(float low, float high) {
   u32 r;
@@ -145,7 +166,9 @@ __device__ __forceinline__ u32 pack(float low, float high) {
 }
 __device__ __forceinline__ void unpack(u32 pair, float &low, float &high) {
 #if MLA_FP16
-  asm("{.reg .f16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(low), "=f"(high) : "r"(pair));
+  asm("{.reg .f16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
+      : "=f"(low), "=f"(high)
+      : "r"(pair));
 #else
   low = __uint_as_float(pair << 16);
   high = __uint_as_float(pair & 0xffff0000u);
@@ -171,17 +194,26 @@ __device__ __forceinline__ float reciprocal(float x) {
 // instruction fetch (66 KB of code down to 39 KB: 1.45x -> 1.58x of FlashInfer).
 __device__ __forceinline__ void load_relaxed_if(bool on, uint4 &v, const u8 *p) {
   u64 low = (u64)v.y << 32 | v.x, high = (u64)v.w << 32 | v.z;
-  asm volatile("{.reg .pred p; .reg .b128 q; setp.ne.u32 p, %3, 0; mov.b128 q, {%0, %1}; @p ld.relaxed.gpu.global.b128 q, [%2]; mov.b128 {%0, %1}, q;}"
-               : "+l"(low), "+l"(high) : "l"(p), "r"((u32)on) : "memory");
+  asm volatile(
+      "{.reg .pred p; .reg .b128 q; setp.ne.u32 p, %3, 0; mov.b128 q, {%0, %1}; @p ld.relaxed.gpu.global.b128 q, [%2]; mov.b128 {%0, %1}, q;}"
+      : "+l"(low), "+l"(high)
+      : "l"(p), "r"((u32)on)
+      : "memory");
   v = make_uint4((u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32));
 }
 __device__ __forceinline__ void load_relaxed_if(bool on, u32 &v, const u8 *p) {
-  asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p ld.relaxed.gpu.global.u32 %0, [%1];}" : "+r"(v) : "l"(p), "r"((u32)on) : "memory");
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p ld.relaxed.gpu.global.u32 %0, [%1];}"
+               : "+r"(v)
+               : "l"(p), "r"((u32)on)
+               : "memory");
 }
 __device__ __forceinline__ void store_relaxed_if(bool on, u8 *p, uint4 v) {
   const u64 low = (u64)v.y << 32 | v.x, high = (u64)v.w << 32 | v.z;
-  asm volatile("{.reg .pred p; .reg .b128 q; setp.ne.u32 p, %3, 0; mov.b128 q, {%1, %2}; @p st.relaxed.gpu.global.b128 [%0], q;}"
-               ::"l"(p), "l"(low), "l"(high), "r"((u32)on) : "memory");
+  asm volatile(
+      "{.reg .pred p; .reg .b128 q; setp.ne.u32 p, %3, 0; mov.b128 q, {%1, %2}; @p st.relaxed.gpu.global.b128 [%0], q;}" ::
+          "l"(p),
+      "l"(low), "l"(high), "r"((u32)on)
+      : "memory");
 }
 __device__ __forceinline__ void store_relaxed(u32 *p, u32 v) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
@@ -210,14 +242,16 @@ struct Segment {
   int request, first, last, part, parts, base, entry;
 };
 
-// In a flat plan a CTA may end one split request and begin another: two slots a CTA, the odd one for a part that begins a request.
+// In a flat plan a CTA may end one split request and begin another: two slots a CTA, the odd one for a part that begins a
+// request.
 __device__ __forceinline__ int slot_of(const Segment &s, int part) {
   return kFlat ? 2 * (s.base + part) + (part == 0) : s.base + part;
 }
 
+// Tokens of a request; never more than its pages hold and never negative, whatever the tensors say.
 __device__ __forceinline__ int length_of(const Params &p, int request, int begin, int end) {
-  const int room = (end - begin) << (kPaged ? p.page_shift : 0);
-  return kPaged && p.kv_lens ? min(room, __ldg(p.kv_lens + request)) : room;
+  const int room = max(end - begin, 0) << (kPaged ? p.page_shift : 0);
+  return kPaged && p.kv_lens ? max(min(room, __ldg(p.kv_lens + request)), 0) : room;
 }
 
 // A batch of one needs no search; `parts` is left to the caller, whose page loads need not wait for a division.
@@ -231,8 +265,9 @@ __device__ __forceinline__ int ceil_div_small(float n, float d, float inverse_d)
   return __float_as_int(fmaf(n + (d - 0.5f), inverse_d, 8388608.f - 0.5f)) - 0x4b000000;
 }
 
-// One (request, piece) a CTA, for batches below 2^21 tokens. Every warp tries 8 chunk sizes between what an even split would need and what always fits; the
-// smallest whose pieces fit the grid wins, and a request's pieces are made equally long. `empties`: some request is.
+// One (request, piece) a CTA, for batches below 2^21 tokens. Every warp tries 8 chunk sizes between what an even split would
+// need and what always fits; the smallest whose pieces fit the grid wins, and a request's pieces are made equally long.
+// `empties`: some request is empty.
 __device__ __forceinline__ Segment plan_item(const Params &p, int cta, int ctas, int lane, bool &empties) {
   constexpr int kCandidates = 8;
   int begin[kPerLane + 1], length[kPerLane], pieces[kPerLane];
@@ -270,11 +305,13 @@ __device__ __forceinline__ Segment plan_item(const Params &p, int cta, int ctas,
 #pragma unroll
   for (int i = 0; i < kPerLane; i++) sum += pieces[i] = ceil_div_small(length[i], chunk, inverse);
   const int up_to = warp_inclusive_sum(sum, lane);
-  int base = up_to - sum, mine_base = base, mine_pieces = pieces[0], mine_begin = begin[0], mine_length = length[0], mine_i = 0;
+  int base = up_to - sum, mine_base = base, mine_pieces = pieces[0], mine_begin = begin[0], mine_length = length[0],
+      mine_i = 0;
 #pragma unroll
   for (int i = 1; i < kPerLane; i++) {
     base += pieces[i - 1];
-    if (cta >= base) mine_base = base, mine_pieces = pieces[i], mine_begin = begin[i], mine_length = length[i], mine_i = i;
+    if (cta >= base)
+      mine_base = base, mine_pieces = pieces[i], mine_begin = begin[i], mine_length = length[i], mine_i = i;
   }
   const u32 owner = __ballot_sync(~0u, cta >= up_to - sum && cta < up_to);
   if (owner == 0) return {-1};
@@ -291,15 +328,17 @@ __device__ __forceinline__ Segment plan_item(const Params &p, int cta, int ctas,
   return s;
 }
 
-// Equal token counts a CTA, for batches that leave no CTAs to split with. `begin` of a request is its place in the batch's tokens.
+// Equal token counts a CTA, for batches that leave no CTAs to split with. `begin` of a request is its place in the batch's
+// tokens.
 struct FlatPlan {
-  int chunk, first, last;    // this CTA's tokens of the batch
-  int request, begin;        // the request that `first` lies in
+  int chunk, first, last;  // this CTA's tokens of the batch
+  int request, begin;      // the request that `first` lies in
 };
 
 __device__ __forceinline__ FlatPlan plan_flat(const Params &p, u8 *shared, int cta, int ctas, int warp, int lane) {
   int *sums = (int *)(shared + kSharedPlan), *found = sums + kWarps;
-  const int each = (p.batch + kThreads - 1) / kThreads, from = min((32 * warp + lane) * each, p.batch), to = min(from + each, p.batch);
+  const int each = (p.batch + kThreads - 1) / kThreads, from = min((32 * warp + lane) * each, p.batch),
+            to = min(from + each, p.batch);
   int mine = 0;
   for (int r = from; r < to; r++) mine += length_of(p, r, __ldg(p.kv_indptr + r), __ldg(p.kv_indptr + r + 1));
   int up_to = warp_inclusive_sum(mine, lane);
@@ -340,7 +379,8 @@ __device__ __forceinline__ Segment next_segment(const Params &p, FlatPlan &plan,
     entry = next;
   }
   const int base = floor_div(plan.begin, plan.chunk), parts = floor_div(plan.begin + length - 1, plan.chunk) - base + 1;
-  const Segment s = {plan.request, plan.first - plan.begin, min(plan.last - plan.begin, length), cta - base, parts, base, entry};
+  const Segment s = {
+      plan.request, plan.first - plan.begin, min(plan.last - plan.begin, length), cta - base, parts, base, entry};
   plan.begin += length;
   plan.first = plan.begin;
   plan.request++;
@@ -355,8 +395,10 @@ __device__ __forceinline__ int page_of(const Params &p, const Segment &s, int i)
   return token < s.last ? __ldg(p.kv_indices + s.entry + (kPaged ? token >> p.page_shift : token)) : -1;
 }
 
-// Starts the copy of this warp's slabs of 32 tokens; lane t holds the page of token t, or -1 for zeros (0 x NaN must not reach a sum).
-__device__ __forceinline__ void gather_tile(const Params &p, u32 stage, int page, int first_token, int warp, int lane, u64 policy) {
+// Starts the copy of this warp's slabs of 32 tokens; lane t holds the page of token t, or -1 for zeros (0 x NaN must not reach
+// a sum).
+__device__ __forceinline__ void gather_tile(const Params &p, u32 stage, int page, int first_token, int warp, int lane,
+                                            u64 policy) {
   const u32 mask = kPaged ? (1u << p.page_shift) - 1 : 0;
   const u8 *ckv = p.ckv + warp * kCkvRow + (lane & 7) * 16, *kpe = p.kpe + warp * kPeRow + (lane & 1) * 16;
   const u32 r = lane >> 3, slab = stage + warp * kCkvSlab + r * kCkvRow;
@@ -364,15 +406,18 @@ __device__ __forceinline__ void gather_tile(const Params &p, u32 stage, int page
 #pragma unroll
   for (int i = 0; i < kTile / 4; i++) {
     const int t = 4 * i + r, row = __shfl_sync(~0u, page, t);
-    const u8 *src = ckv + (u64)(u32)row * p.ckv_stride_page + (kPaged ? (u64)(first_token + t & mask) * p.ckv_stride_slot : 0);
+    const u8 *src =
+        ckv + (u64)(u32)row * p.ckv_stride_page + (kPaged ? (u64)(first_token + t & mask) * p.ckv_stride_slot : 0);
     copy16_once((i & 1 ? odd : even) + 4 * i * kCkvRow, src, row < 0, policy);
   }
   if (warp < kPeWarps) {
 #pragma unroll
     for (int i = 0; i < kTile / 16; i++) {
       const int t = 16 * i + (lane >> 1), row = __shfl_sync(~0u, page, t);
-      const u8 *src = kpe + (u64)(u32)row * p.kpe_stride_page + (kPaged ? (u64)(first_token + t & mask) * p.kpe_stride_slot : 0);
-      copy16_once(stage + kPeOffset + warp * kPeSlab + t * kPeRow + ((lane & 1 ^ t >> 2 & 1) << 4), src, row < 0, policy);
+      const u8 *src =
+          kpe + (u64)(u32)row * p.kpe_stride_page + (kPaged ? (u64)(first_token + t & mask) * p.kpe_stride_slot : 0);
+      copy16_once(stage + kPeOffset + warp * kPeSlab + t * kPeRow + ((lane & 1 ^ t >> 2 & 1) << 4), src, row < 0,
+                  policy);
     }
   }
 }
@@ -383,12 +428,14 @@ __device__ __forceinline__ void gather_query(const Params &p, u32 query, int req
 #pragma unroll
   for (int i = 0; i < kHeads / 4; i++) {
     const u32 r = 4 * i + (lane >> 3), h = head + r;
-    copy16(query + warp * kQuerySlab + r * kCkvRow + ((lane & 7 ^ r & 7) << 4), q + (u64)h * p.q_nope_stride_h, h >= p.heads);
+    copy16(query + warp * kQuerySlab + r * kCkvRow + ((lane & 7 ^ r & 7) << 4), q + (u64)h * p.q_nope_stride_h,
+           h >= p.heads);
   }
   if (warp < kPeWarps) {
     const u32 r = lane >> 1, h = head + r;
     const u8 *pe = p.q_pe + (u64)request * p.q_pe_stride_b + warp * kPeRow + (lane & 1) * 16;
-    copy16(query + (kOwnQuery ? kWarps * kQuerySlab : kPeOffset) + warp * kQueryPeSlab + r * kPeRow + ((lane & 1 ^ r >> 2 & 1) << 4),
+    copy16(query + (kOwnQuery ? kWarps * kQuerySlab : kPeOffset) + warp * kQueryPeSlab + r * kPeRow +
+               ((lane & 1 ^ r >> 2 & 1) << 4),
            pe + (u64)h * p.q_pe_stride_h, h >= p.heads);
   }
 }
@@ -396,7 +443,9 @@ __device__ __forceinline__ void gather_query(const Params &p, u32 query, int req
 // ---- 3 attend, 4 publish ---------------------------------------------------------------------------------------------
 
 // How many CTAs share a head in the merge of a request of `parts` parts: a power of two, so that slices are whole units.
-__device__ __forceinline__ int readers_of_head(int parts) { return min(1 << (31 - __clz(max(parts / kHeads, 1))), kMaxCopies); }
+__device__ __forceinline__ int readers_of_head(int parts) {
+  return min(1 << (31 - __clz(max(parts / kHeads, 1))), kMaxCopies);
+}
 
 __device__ __forceinline__ u8 *slot_address(const Params &p, int slot, int group) {
   return p.scratch + (u64)(u32)((slot << p.group_shift) + group) * kSlotBytes;
@@ -404,8 +453,10 @@ __device__ __forceinline__ u8 *slot_address(const Params &p, int slot, int group
 
 // Attends to one segment for heads [head, head + 16) and writes it out: to `out` when the request is whole, else to scratch.
 // `page` holds the lane's page of the first kStages tiles.
-__device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segment &s, int (&page)[kStages], int group, int warp, int lane) {
-  float *scores = (float *)(shared + kSharedScores), *rescale = (float *)(shared + kSharedStats), *row_max = rescale + kHeads;
+__device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segment &s, int (&page)[kStages], int group,
+                                       int warp, int lane) {
+  float *scores = (float *)(shared + kSharedScores), *rescale = (float *)(shared + kSharedStats),
+        *row_max = rescale + kHeads;
   int *indices = (int *)(shared + kSharedIndices);
   const u32 stages = shared_address(shared), probs = shared_address(shared + kSharedProbs);
   const u64 policy = policy_evict_first();
@@ -416,7 +467,8 @@ __device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segmen
   const auto fetch_indices = [&](int from, int to) {
 #pragma unroll 1
     for (int i = from + 32 * warp + lane; i < min(to, count); i += kThreads)
-      copy4(shared_address(indices + i % kIndexRing), p.kv_indices + s.entry + (kPaged ? (s.first + i) >> p.page_shift : s.first + i));
+      copy4(shared_address(indices + i % kIndexRing),
+            p.kv_indices + s.entry + (kPaged ? (s.first + i) >> p.page_shift : s.first + i));
   };
   const u32 query_at = stages + kSharedQuery;
   gather_tile(p, stages, page[0], s.first, warp, lane, policy);
@@ -435,7 +487,8 @@ __device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segmen
       __syncwarp();
     }
     if (k == 0) {  // 16-byte copies and ldmatrix: loading fragments from global memory took 1,000 cycles more
-      const u32 q = query_at + warp * kQuerySlab, pe = query_at + (kOwnQuery ? kWarps * kQuerySlab : kPeOffset) + warp * kQueryPeSlab;
+      const u32 q = query_at + warp * kQuerySlab,
+                pe = query_at + (kOwnQuery ? kWarps * kQuerySlab : kPeOffset) + warp * kQueryPeSlab;
       const u32 r = lane & 15, c = lane >> 4;
 #pragma unroll
       for (int d = 0; d < kSlabDims / 16; d++) load_matrix(query[d], q + r * kCkvRow + (((2 * d + c) ^ (r & 7)) << 4));
@@ -443,7 +496,8 @@ __device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segmen
       __syncwarp();
     }
     const int ahead = k + kStages - 1;
-    if (ahead < tiles) gather_tile(p, stages + fill * kStageBytes, next_page, s.first + ahead * kTile, warp, lane, policy);
+    if (ahead < tiles)
+      gather_tile(p, stages + fill * kStageBytes, next_page, s.first + ahead * kTile, warp, lane, policy);
     if (k % (kIndexRing / kTile / 2) == 0 && k > 0) fetch_indices(k * kTile + kIndexRing / 2, k * kTile + kIndexRing);
     copy_commit();
     fill = fill + 1 == kStages ? 0 : fill + 1;
@@ -453,7 +507,8 @@ __device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segmen
     }
 
     // S, this warp's 64 (+16) of the 576 dims: [16 heads][32 tokens] as four 16 x 8 fragments.
-    const u32 ckv = stages + stage * kStageBytes + warp * kCkvSlab, kpe = stages + stage * kStageBytes + kPeOffset + warp * kPeSlab;
+    const u32 ckv = stages + stage * kStageBytes + warp * kCkvSlab,
+              kpe = stages + stage * kStageBytes + kPeOffset + warp * kPeSlab;
     float part[kTile / 8][4] = {};
 #pragma unroll
     for (int d = 0; d < kSlabDims / 16; d++) {
@@ -484,7 +539,8 @@ __device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segmen
     }
     __syncthreads();
 
-    // Softmax: a thread owns two tokens of one head, sums the eight partial scores and scales in fp32 (a scaled bf16 q fails the gate).
+    // Softmax: a thread owns two tokens of one head, sums the eight partial scores and scales in fp32 (a scaled bf16 q fails
+    // the gate).
     {
       const int h = 2 * warp + (lane >> 4), t = 2 * (lane & 15), i = k * kTile + t;
       float2 v[kWarps];
@@ -512,7 +568,8 @@ __device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segmen
     // O, this warp's 64 dims: the same slab again, transposed. A product with ones sums the probabilities as rounded.
     u32 prob[kTile / 16][4];
 #pragma unroll
-    for (int n = 0; n < kTile / 16; n++) load_matrix(prob[n], probs + (lane & 15) * kProbPitch + (lane >> 4) * 16 + 32 * n);
+    for (int n = 0; n < kTile / 16; n++)
+      load_matrix(prob[n], probs + (lane & 15) * kProbPitch + (lane >> 4) * 16 + 32 * n);
     const float low = rescale[row], high = rescale[row + 8];
 #pragma unroll
     for (int d = 0; d < kSlabDims / 8; d++) {
@@ -555,11 +612,14 @@ __device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segmen
     const int r = 4 * i + (lane >> 3);
     const uint4 v = *(const uint4 *)(slab + r * kOutPitch + (lane & 7) * 16);
     u8 *at = target + (r * kDimCkv + warp * kSlabDims) * 2 + (lane & 7) * 16;
-    if (!whole) store_relaxed_if(true, at, v);
-    else if (head + r < p.heads) *(uint4 *)at = v;
+    if (!whole)
+      store_relaxed_if(true, at, v);
+    else if (head + r < p.heads)
+      *(uint4 *)at = v;
   }
   if (warp == kWarps - 1) {  // a warp without a share of kpe
-    const u32 lse_low = __float_as_uint(row_max[row] + log2_approx(row_sum[0])), lse_high = __float_as_uint(row_max[row + 8] + log2_approx(row_sum[2]));
+    const u32 lse_low = __float_as_uint(row_max[row] + log2_approx(row_sum[0])),
+              lse_high = __float_as_uint(row_max[row + 8] + log2_approx(row_sum[2]));
     if (!whole) {
       u32 *lse = (u32 *)(slot + kLseOffset) + row;
       const int copies = readers_of_head(s.parts);
@@ -592,9 +652,11 @@ struct Slice {
 // Adds up to kParts parts from `part` on to `total`, when they have arrived, and empties their units. The arithmetic is repeated
 // with every look, so that its instructions are at hand when the data comes.
 template <int kParts>
-__device__ __forceinline__ void merge_parts(const Params &p, const Segment &s, const Slice &a, int part, int group, Partial &total) {
+__device__ __forceinline__ void merge_parts(const Params &p, const Segment &s, const Slice &a, int part, int group,
+                                            Partial &total) {
   const Partial before = total;
-  const u8 *first = slot_address(p, slot_of(s, part), group), *second = slot_address(p, slot_of(s, part + a.groups), group);
+  const u8 *first = slot_address(p, slot_of(s, part), group),
+           *second = slot_address(p, slot_of(s, part + a.groups), group);
   const u32 step = (a.groups * (kFlat ? 2 : 1) << p.group_shift) * kSlotBytes;
   const auto slot = [&](int i) { return i == 0 ? first : second + (i - 1) * (u64)step; };
   const auto present = [&](int i) { return i == 0 || part + i * a.groups < a.parts; };
@@ -631,11 +693,13 @@ __device__ __forceinline__ void merge_parts(const Params &p, const Segment &s, c
     }
   } while (waiting);
 #pragma unroll
-  for (int i = 0; i < kParts; i++) store_relaxed_if(present(i), (u8 *)slot(i) + a.unit * 16, make_uint4(kEmpty, kEmpty, kEmpty, kEmpty));
+  for (int i = 0; i < kParts; i++)
+    store_relaxed_if(present(i), (u8 *)slot(i) + a.unit * 16, make_uint4(kEmpty, kEmpty, kEmpty, kEmpty));
 }
 
 // The lse words of a slice back to kEmpty, once all of the CTA's threads have read them.
-__device__ __forceinline__ void empty_lse(const Params &p, const Segment &s, int group, int lse_at, int heads, int thread, int threads) {
+__device__ __forceinline__ void empty_lse(const Params &p, const Segment &s, int group, int lse_at, int heads,
+                                          int thread, int threads) {
 #pragma unroll 1
   for (int part = thread; part < s.parts; part += threads) {
     u32 *lse = (u32 *)(slot_address(p, slot_of(s, part), group) + lse_at);
@@ -659,8 +723,10 @@ __device__ __forceinline__ void merge(const Params &p, u8 *shared, const Segment
     last_unit = first_unit + kUnits / readers;
   }
   const int copy = s.part & (readers - 1), units = min(last_unit - first_unit, kThreads);
-  const int width_log = 32 - __clz(units - 1), width = 1 << width_log, groups = kThreads >> width_log;  // width: a power of two >= units
-  const int thread = 32 * warp + lane, first_head = first_unit / kUnits, heads = (last_unit - 1) / kUnits - first_head + 1;
+  const int width_log = 32 - __clz(units - 1), width = 1 << width_log,
+            groups = kThreads >> width_log;  // width: a power of two >= units
+  const int thread = 32 * warp + lane, first_head = first_unit / kUnits,
+            heads = (last_unit - 1) / kUnits - first_head + 1;
   const int lse_at = kLseOffset + (copy * kHeads + first_head) * 4;
   const u32 out_head = s.request * p.heads + group * kHeads;  // of the group's head 0
   Slice a;
@@ -672,19 +738,24 @@ __device__ __forceinline__ void merge(const Params &p, u8 *shared, const Segment
     a.lse_at = lse_at + (min(a.unit, last_unit - 1) / kUnits - first_head) * 4;
     Partial total = {-INFINITY, 0.f, {}};
     if (a.unit < last_unit && a.member < s.parts) {
-      if (s.parts <= 2 * groups) merge_parts<2>(p, s, a, a.member, group, total);
-      else if (s.parts <= 4 * groups) merge_parts<4>(p, s, a, a.member, group, total);
+      if (s.parts <= 2 * groups)
+        merge_parts<2>(p, s, a, a.member, group, total);
+      else if (s.parts <= 4 * groups)
+        merge_parts<4>(p, s, a, a.member, group, total);
       else
 #pragma unroll 1
-        for (int part = a.member; part < s.parts; part += kBatch * groups) merge_parts<kBatch>(p, s, a, part, group, total);
+        for (int part = a.member; part < s.parts; part += kBatch * groups)
+          merge_parts<kBatch>(p, s, a, part, group, total);
     }
     if (groups == 1) {
       const int h = a.unit / kUnits;
       if (a.unit < last_unit && group * kHeads + h < p.heads) {
         const float inverse = reciprocal(total.sum);
         uint4 v;
-        v.x = pack(total.value[0] * inverse, total.value[1] * inverse), v.y = pack(total.value[2] * inverse, total.value[3] * inverse);
-        v.z = pack(total.value[4] * inverse, total.value[5] * inverse), v.w = pack(total.value[6] * inverse, total.value[7] * inverse);
+        v.x = pack(total.value[0] * inverse, total.value[1] * inverse),
+        v.y = pack(total.value[2] * inverse, total.value[3] * inverse);
+        v.z = pack(total.value[4] * inverse, total.value[5] * inverse),
+        v.w = pack(total.value[6] * inverse, total.value[7] * inverse);
         *((uint4 *)p.out + (u64)(out_head + h) * kUnits + a.unit % kUnits) = v;
         if (a.unit % kUnits == 0) p.lse[out_head + h] = total.max + log2_approx(total.sum);
       }
@@ -737,24 +808,30 @@ __device__ __forceinline__ void fill_empty_requests(const Params &p, int cta, in
     const i64 first = (i64)r * p.heads + group * kHeads;
     const int heads = min(kHeads, p.heads - group * kHeads);
 #pragma unroll 1
-    for (int i = thread; i < heads * kUnits; i += kThreads) *((uint4 *)(p.out + first * kDimCkv) + i) = make_uint4(0, 0, 0, 0);
+    for (int i = thread; i < heads * kUnits; i += kThreads)
+      *((uint4 *)(p.out + first * kDimCkv) + i) = make_uint4(0, 0, 0, 0);
     if (thread < heads) p.lse[first + thread] = -INFINITY;
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, MLA_CTAS_PER_SM) mla_paged_decode(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(kThreads, MLA_CTAS_PER_SM)
+    mla_paged_decode(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) u8 shared[];
   int thread = threadIdx.x;
-  asm volatile("" : "+r"(thread));  // keep it in a register: read anew for every use, it costs 30 instructions before the first copy
+  asm volatile(
+      ""
+      : "+r"(thread));  // stay in a register: read anew for every use, it costs 30 instructions before the first copy
   const int warp = thread / 32, lane = thread % 32;
-  const int group = blockIdx.x & (1 << p.group_shift) - 1, cta = blockIdx.x >> p.group_shift, ctas = gridDim.x >> p.group_shift;
+  const int group = blockIdx.x & (1 << p.group_shift) - 1, cta = blockIdx.x >> p.group_shift,
+            ctas = gridDim.x >> p.group_shift;
   int page[kStages];
 
 #if MLA_FLAT
   // What must outlast a segment waits in shared memory: in registers it would spill.
   FlatPlan *plan = (FlatPlan *)(shared + kSharedFlat);
   const FlatPlan whole = plan_flat(p, shared, cta, ctas, warp, lane);
-  Segment *split = (Segment *)(shared + kSharedSplit);  // the split requests this CTA ends (or only passes through) and begins
+  Segment *split =
+      (Segment *)(shared + kSharedSplit);  // the split requests this CTA ends (or only passes through) and begins
   if (thread < 2) split[thread].request = -1;
   if (thread == 0) *plan = whole;
   __syncthreads();
