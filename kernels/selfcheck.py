@@ -11,8 +11,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
+from kernels import nvrtc
+from kernels.nvrtc import CompileError
 from kernels.selection import load_kernel
 from kernels.tasks import load_task
 from kernels.workloads import Workload
@@ -22,6 +26,7 @@ SEED = 7
 H200_MULTIPROCESSORS = 132
 MOST_REQUESTS = 64  # the interpreter takes minutes for the plan of a larger batch
 Progress = Callable[[int, int, str], object]
+Job = tuple[str, str, Callable[[], dict]]  # kernel, compiler, what compiles one variant
 
 
 def interpret(spec: str, progress: Progress, timeout_s: float = TIMEOUT_S) -> list[dict]:
@@ -87,9 +92,7 @@ def _interpret_here(spec: str, rows_file: Path) -> None:
                 errors = task.compare(kernel.call(*inputs), task.reference(inputs))
                 row |= {"reason": errors.reason, "error_ratio": errors.error_ratio, "lse_error": errors.lse_error}
             except Exception as error:  # the judged kernel may raise anything; that is its result
-                row["reason"] = (
-                    f"raised {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-                )
+                row["reason"] = f"raised {type(error).__name__}: {_first_line(error)}"
             print(json.dumps(row | {"seconds": time.monotonic() - start}), file=rows, flush=True)
 
 
@@ -97,44 +100,56 @@ def compile_all(progress: Progress) -> list[dict]:
     """Compile every variant that the 47 workloads use for sm_90.
 
     One dict a variant: kernel, variant, registers and spill_bytes a thread, shared_bytes a CTA, compiler. A compiler
-    that is not installed gives a row whose `variant` says so and no numbers.
+    that is not here gives a row whose `variant` says so and no numbers.
     """
-    from kernels import nvrtc
+    workloads = load_task("mla-paged-decode").workloads
+    jobs = [*_cuda_jobs(workloads), *_triton_jobs(workloads)]
+    rows = []
+    for i, (kernel, compiler, job) in enumerate(jobs):
+        try:
+            rows.append(job())
+        except (CompileError, ImportError, RuntimeError) as error:
+            missing = dict.fromkeys(("registers", "spill_bytes", "shared_bytes"))
+            rows.append({"kernel": kernel, "variant": _first_line(error), "compiler": compiler} | missing)
+        progress(i + 1, len(jobs), f"{compiler}, {kernel}")
+    return rows
+
+
+def _cuda_jobs(workloads: tuple[Workload, ...]) -> list[Job]:
     from kernels.mla_paged_decode_cuda import ARCH, SOURCE, choose_variant
 
-    variants = dict.fromkeys(
-        choose_variant(
-            batch=w.batch, head_groups=1, tokens=w.tokens, sm_count=H200_MULTIPROCESSORS, fp16=False, paged=False
-        )
-        for w in load_task("mla-paged-decode").workloads
-    )
-    rows = []
-    for i, variant in enumerate(variants):
-        what = ", ".join(f"{key.removeprefix('MLA_').lower()}={value}" for key, value in variant.defines().items())
-        row = {
+    shapes = {"head_groups": 1, "sm_count": H200_MULTIPROCESSORS, "fp16": False, "paged": False}
+    variants = dict.fromkeys(choose_variant(batch=w.batch, tokens=w.tokens, **shapes) for w in workloads)
+
+    def job(variant) -> dict:
+        named = ", ".join(f"{name}={int(value)}" for name, value in asdict(variant).items())
+        cubin = nvrtc.compile_cubin(SOURCE, "mla_paged_decode", ARCH, variant.defines())
+        return {
             "kernel": SOURCE.name,
-            "variant": f"{ARCH}, {what}",
-            "registers": None,
-            "spill_bytes": None,
-            "shared_bytes": None,
+            "variant": f"{ARCH}, {named}",
+            "registers": cubin.registers,
+            "spill_bytes": cubin.spill_bytes,
+            "shared_bytes": cubin.static_shared_bytes + variant.shared_bytes(),
+            "compiler": f"NVRTC {cubin.nvrtc}",
         }
-        try:
-            cubin = nvrtc.compile_cubin(SOURCE, "mla_paged_decode", ARCH, variant.defines())
-        except nvrtc.CompileError as error:
-            rows.append(row | {"variant": str(error).splitlines()[0], "compiler": "NVRTC"})
-            break
-        shared = cubin.static_shared_bytes + variant.shared_bytes()
-        rows.append(
-            row
-            | {
-                "registers": cubin.registers,
-                "spill_bytes": cubin.spill_bytes,
-                "shared_bytes": shared,
-                "compiler": f"NVRTC {cubin.nvrtc}",
-            }
-        )
-        progress(i + 1, len(variants), what)
-    return rows
+
+    return [(SOURCE.name, "NVRTC", partial(job, variant)) for variant in variants]
+
+
+def _triton_jobs(workloads: tuple[Workload, ...]) -> list[Job]:
+    def job(batch: int) -> dict:
+        from kernels import mla_paged_decode_triton as portable
+
+        if portable.INTERPRETED:
+            raise RuntimeError("TRITON_INTERPRET is set; unset it to compile")
+        return {key: value for key, value in portable.cross_compile("sm_90", batch=batch).items() if key != "ptx"}
+
+    batches = (1, max(workload.batch for workload in workloads))
+    return [("mla_paged_decode_triton.py", "Triton", partial(job, batch)) for batch in batches]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 if __name__ == "__main__":
