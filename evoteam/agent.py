@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evoteam.budget import Usage
-from evoteam.llm import Model, ProviderError, Reply, Request
+from evoteam.llm import BudgetSpent, Model, ProviderError, Reply, Request, call_key
 from evoteam.memory import SharedFolder, sha256
 from evoteam.state import Talk
 from evoteam.tools import Refused, Result, Toolbox
@@ -16,10 +16,6 @@ from evoteam.tools import Refused, Result, Toolbox
 PROMPTS = Path(__file__).parent / "prompts"
 BREAK = "\n\n<!-- message -->\n\n"
 NUDGES = 2
-
-
-class BudgetSpent(Exception):
-    """The next call cannot be paid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +93,12 @@ def _ask(folder: SharedFolder, model: Model, toolbox: Toolbox, system: str, mess
     """Reserve, send, settle. A call that cannot be reserved is not made."""
     state, talk = folder.state, toolbox.talk
     messages = [{"role": "user", "content": [{"type": "text", "text": message}]}, *talk.messages]
-    key = f"{talk.turn}.{talk.calls + 1:02d}"
+    key = call_key(talk.turn, talk.calls + 1)
     request = Request(key, talk.role, state.answers[talk.role], system, messages, toolbox.specs(), 0, effort)
     prompt = request.prompt_tokens
-    allowed = state.ledger.output_allowed(prompt, state.config["max_tokens"])
+    allowed = state.config["max_tokens"]
+    if model.metered:
+        allowed = state.ledger.output_allowed(prompt, allowed)
     if not allowed:
         raise BudgetSpent
     folder.check_space()
@@ -113,7 +111,7 @@ def _ask(folder: SharedFolder, model: Model, toolbox: Toolbox, system: str, mess
     except ProviderError as error:
         folder.append("provider", key=key, error=str(error), usage=error.usage.record())
         raise
-    faults = reply.faults | _cut_call(reply, allowed)
+    faults = reply.faults | (_cut_call(reply, allowed) if model.metered else {})
     folder.append(
         "reply", key=key, content=reply.content, stop_reason=reply.stop_reason, usage=reply.usage.record(),
         model=reply.model, faults=faults, retries=reply.retries,

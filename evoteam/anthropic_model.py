@@ -30,7 +30,7 @@ class AnthropicModel:
     stream: read answers as they are written; False for a server that cannot.
     """
 
-    repeatable = False
+    repeatable, metered = False, True
 
     def __init__(
         self, name: str, *, base_url: str | None = None, stream: bool = True, tries: int = TRIES,

@@ -59,13 +59,26 @@ class RecordingEnds(RuntimeError):
         super().__init__(f"there are {given} answers of the role {role!r} and one more was asked for")
 
 
+class BudgetSpent(Exception):
+    """The next call cannot be paid."""
+
+
 class Model(Protocol):
-    """`repeatable`: asking again under the same key costs nothing more, so a lost answer need not be charged."""
+    """`repeatable`: asking again under the same key costs nothing more, so a lost answer need not be charged.
+
+    metered: calls are made only while the budget can pay them. A recording knows by itself which one could not be paid.
+    """
 
     name: str
     repeatable: bool
+    metered: bool
 
     def ask(self, request: Request) -> Reply: ...
+
+
+def call_key(turn: str, number: int) -> str:
+    """Key of the `number`-th call of a turn, from 1."""
+    return f"{turn}.{number:02d}"
 
 
 def tidy(blocks: Any, key: str) -> tuple[list[dict], dict[str, str]]:
@@ -156,7 +169,7 @@ def estimated_usage(request: Request, answer: str) -> Usage:
 class ScriptedModel:
     """Answers from a list per role: {"writer": [[block, ...], ...], "supervisor": [...]}. For tests and dry runs."""
 
-    name, repeatable = "scripted", True
+    name, repeatable, metered = "scripted", True, True
 
     def __init__(self, answers: dict[str, list[Any]]):
         self.answers = answers
@@ -180,23 +193,28 @@ class ScriptedModel:
 class ReplayModel:
     """The answers of a recorded run, in order, per role, with the usage that was recorded."""
 
-    repeatable = True
+    repeatable, metered = True, False
 
     def __init__(self, journal: Path):
         self.replies: dict[str, list[dict]] = defaultdict(list)
-        self.name, role, lost = "", "", Usage()
+        self.unpaid: set[str] = set()
+        self.name, role, calls, lost = "", "", 0, Usage()
         for event in read_events(journal):
             if event["kind"] == "run":
                 self.name = event["config"]["model"]
             elif event["kind"] == "turn":
-                role = event["role"]
+                role, calls = event["role"], 0
+            elif event["kind"] == "turn_end" and event["reason"] == "budget":
+                self.unpaid.add(call_key(event["turn"], calls + 1))
             elif event["kind"] in ("provider", "resume"):
                 lost += Usage.of(event.get("usage") or {})
             elif event["kind"] == "reply":
                 self.replies[role].append(event | {"usage": (Usage.of(event["usage"]) + lost).record()})
-                lost = Usage()
+                calls, lost = calls + 1, Usage()
 
     def ask(self, request: Request) -> Reply:
+        if request.key in self.unpaid:
+            raise BudgetSpent
         recorded = self.replies[request.role]
         if request.number >= len(recorded):
             raise RecordingEnds(request.role, len(recorded))

@@ -27,7 +27,7 @@ FORMAT = Path(__file__).parent / "prompts" / "mailbox.md"
 class MailboxModel:
     """`folder`: where requests go. `say` is told which file waits. Waits for as long as it takes."""
 
-    name, repeatable = "mailbox", True
+    name, repeatable, metered = "mailbox", True, True
 
     def __init__(self, folder: Path, say: Callable[[str], None] = print, poll_s: float = POLL_S):
         self.folder, self.say, self.poll_s = folder, say, poll_s
@@ -209,8 +209,6 @@ class MailboxJudge:
     The attempt folder is the mail: kernel.py goes out, verdict.json comes back. A verdict of another source, task
     or evaluator is set aside and waited for again.
     """
-
-    repeatable = True
 
     def __init__(self, task: str, hashes: dict[str, str], say: Callable[[str], None] = print, poll_s: float = POLL_S):
         self.task, self.hashes, self.say, self.poll_s = task, hashes, say, poll_s

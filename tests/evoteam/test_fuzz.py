@@ -106,7 +106,7 @@ decision = st.fixed_dictionaries(
 class Fuzzed:
     """Answers with the blocks that it was given last."""
 
-    name, repeatable = "fuzzed", True
+    name, repeatable, metered = "fuzzed", True, True
     blocks: object = None
 
     def ask(self, request):

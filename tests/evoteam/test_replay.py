@@ -59,6 +59,14 @@ def test_an_interrupted_and_charged_run_replays_to_the_same_spend(tmp_path):
     assert SharedFolder.read(tmp_path / "again").state.ledger.total.tokens == pytest.approx(state.ledger.total.tokens)
 
 
+def test_a_run_that_spent_its_budget_ends_at_the_same_call_even_if_prompts_have_grown_since(tmp_path, monkeypatch):
+    long = [[write(1 + i, "x" * 4_000), FINISH] for i in range(50)]
+    folder = run(tmp_path / "r", ScriptedModel({"engineer": long}), tokens=60_000)
+    assert folder.state.end["reason"] == "budget"
+    monkeypatch.setattr("evoteam.search.view", lambda folder, talk: "much more to read " * 2_000)
+    assert replay.replay(tmp_path / "r", tmp_path / "again").equal
+
+
 def test_a_difference_is_shown_where_it_begins(tmp_path):
     path = tmp_path / "r"
     run(path, ScriptedModel({"engineer": [[write(1.0), FINISH], [write(2.0), FINISH]]}))
