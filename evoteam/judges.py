@@ -1,12 +1,15 @@
 """Where verdicts come from: the evaluator here, or a recording. (Another machine: see mailbox.py.)"""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 from evoteam.evaluator import Evaluator
 from evoteam.llm import RecordingEnds
-from evoteam.memory import read_events
+from evoteam.memory import JOURNAL, read_events
 from evoteam.verdict import Verdict
+
+LOG = "log.txt"
 
 
 class LocalJudge:
@@ -26,11 +29,11 @@ class LocalJudge:
 
 
 class RecordedJudge:
-    """The verdicts of a recorded run, in order. A source that was not evaluated then is an error."""
+    """The verdicts of a recorded run, in order, and the logs that came with them, which roles may have read."""
 
-    def __init__(self, journal: Path):
-        verdicts = [event["verdict"] for event in read_events(journal) if event["kind"] == "verdict"]
-        self.given, self.verdicts = len(verdicts), iter(verdicts)
+    def __init__(self, recorded: Path):
+        verdicts = [event for event in read_events(recorded / JOURNAL) if event["kind"] == "verdict"]
+        self.recorded, self.given, self.verdicts = recorded, len(verdicts), iter(verdicts)
 
     def __enter__(self) -> "RecordedJudge":
         return self
@@ -39,7 +42,10 @@ class RecordedJudge:
         pass
 
     def evaluate(self, source: Path, attempt_dir: Path, *, best: float) -> Verdict:
-        record = next(self.verdicts, None)
-        if record is None:
+        event = next(self.verdicts, None)
+        if event is None:
             raise RecordingEnds("evaluator", self.given)
-        return Verdict.from_json(record)
+        log = self.recorded / "attempts" / event["attempt"] / LOG
+        if log.is_file():
+            shutil.copyfile(log, attempt_dir / LOG)
+        return Verdict.from_json(event["verdict"])

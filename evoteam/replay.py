@@ -32,7 +32,7 @@ def replay(recorded: Path, target: Path, *, remeasure: bool = False, unsafe: boo
     """Run `recorded` again into the empty folder `target`. remeasure: evaluate the candidates afresh."""
     journal = recorded / JOURNAL
     config = SharedFolder.read(recorded).state.config
-    judge = LocalJudge(config["task"], unsafe=unsafe) if remeasure else RecordedJudge(journal)
+    judge = LocalJudge(config["task"], unsafe=unsafe) if remeasure else RecordedJudge(recorded)
     with SharedFolder.open(target, config) as folder, judge:
         folder.durable = False
         Search(folder, ReplayModel(journal), judge, load_task(config["task"]), say=lambda line: None).run()

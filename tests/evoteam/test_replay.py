@@ -12,7 +12,7 @@ from evoteam import replay
 from evoteam.llm import ScriptedModel
 from evoteam.memory import JOURNAL, SharedFolder
 from tests.evoteam.test_search import evolving_script, revise
-from tests.evoteam.toy import FINISH, TASK, end_state, events, run, use, write
+from tests.evoteam.toy import FINISH, TASK, ToyJudge, end_state, events, run, use, write
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,6 +57,18 @@ def test_an_interrupted_and_charged_run_replays_to_the_same_spend(tmp_path):
     replay_state = replay.replay(path, tmp_path / "again")
     assert events(path, "resume")[0]["lost"] == "turn0002.01" and replay_state.equal
     assert SharedFolder.read(tmp_path / "again").state.ledger.total.tokens == pytest.approx(state.ledger.total.tokens)
+
+
+def test_logs_that_roles_have_read_are_there_again(tmp_path):
+    class Logging(ToyJudge):
+        def evaluate(self, source, attempt_dir, *, best):
+            (attempt_dir / "log.txt").write_text(f"printed by {attempt_dir.name}")
+            return super().evaluate(source, attempt_dir, best=best)
+
+    turn = [write(1.0), use("read", path="attempts/a0001/log.txt"), FINISH]
+    folder = run(tmp_path / "r", ScriptedModel({"engineer": [turn]}), judge=Logging())
+    assert any(event["text"].startswith("printed by a0001") for event in events(folder.path, "tool"))
+    assert replay.replay(tmp_path / "r", tmp_path / "again").equal
 
 
 def test_a_run_that_spent_its_budget_ends_at_the_same_call_even_if_prompts_have_grown_since(tmp_path, monkeypatch):
