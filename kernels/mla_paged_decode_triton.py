@@ -1,17 +1,20 @@
-"""MLA paged decode in plain Triton: the path for every GPU without a tuned kernel, for Triton's interpreter, and for readers.
+"""MLA paged decode in plain Triton: for every GPU without a tuned kernel, for Triton's interpreter, and for readers.
 
-One launch of independent programs, a program an item = (request, piece of its tokens). No program waits for another,
-so the grid need not be co-resident:
+One launch of independent programs; a program takes one item = (request, piece of its tokens) for up to 16 heads. No
+program waits for another one, so the grid need not be co-resident:
 
-1. plan    every program reads kv_indptr, picks the chunk size that fills the grid and finds its own item;
+1. plan    every program reads kv_indptr, picks the chunk size that fills the grid, and finds its own item;
 2. attend  online softmax over the tokens of the piece;
-3. merge   of every FAN_IN neighboring pieces the program that arrives last merges them and goes on one level up, until
-           one piece is left. The groups depend on the lengths alone, so equal inputs give equal bits.
+3. merge   of every FAN_IN neighboring pieces the program that arrives last merges them and goes one level up, until
+           one piece is left. Groups depend on the lengths alone, so equal inputs give equal bits.
 """
 
 import functools
 import math
-from typing import NamedTuple
+import re
+import subprocess
+import tempfile
+from pathlib import Path
 
 import torch
 import triton
@@ -19,12 +22,21 @@ import triton.language as tl
 
 from .mla_paged_decode import HEAD_DIM_CKV, HEAD_DIM_KPE, MLAInputError, checked_launch
 
-CANDIDATES = tl.constexpr(8)  # chunk sizes that the plan tries
-CHUNK_UNIT = tl.constexpr(8)  # chunks and pieces are multiples of this many tokens
-STRIDE_UNIT = tl.constexpr(8)  # strides arrive in units of 8 elements, so the compiler sees rows aligned to 16 bytes
+MIN_CHUNK = 64  # tokens: a smaller piece saves less than its merge costs
+FAN_IN = 8  # pieces merged at a time
+MERGE_STAGES = 4  # of Triton's pipeliner: partial results in flight while merging, and one
+BLOCK_H = 16  # heads of one program: the fewest rows that tl.dot takes
+BATCH_BLOCKS = (1, 64, 1024)  # requests that the plan looks at in one step: few, as each is a compilation
+NUM_WARPS = 8
+SHARED_MEMORY = {"sm_80": 166_912, "sm_89": 101_376, "sm_90": 232_448, "sm_100": 232_448, "sm_120": 101_376}  # bytes
+
 CKV = tl.constexpr(HEAD_DIM_CKV)
 KPE = tl.constexpr(HEAD_DIM_KPE)
 QUARTER = tl.constexpr(HEAD_DIM_CKV // 4)
+CANDIDATES = tl.constexpr(8)  # chunk sizes that the plan tries
+CHUNK_UNIT = tl.constexpr(8)  # chunks and pieces are multiples of this many tokens
+STRIDE_UNIT = tl.constexpr(8)  # strides arrive in units of 8 elements, so the compiler sees rows aligned to 16 bytes
+LARGE = tl.constexpr(2**30)  # above every chunk size
 
 
 @triton.jit
@@ -34,60 +46,78 @@ def _pages_and_length(kv_indptr, kv_lens, request, mask, PAGE_SIZE: tl.constexpr
     length = (tl.load(kv_indptr + request + 1, mask=mask, other=0) - first_page) * PAGE_SIZE
     if kv_lens is not None:
         length = tl.minimum(length, tl.load(kv_lens + request, mask=mask, other=0))
-    return first_page, tl.maximum(length, 0)
+    return first_page, length
 
 
 @triton.jit
 def _pieces(length, chunk):
-    """An empty request has a piece as well: the one that writes its zeros."""
+    """An empty request (length 0 or less) has a piece as well: the one that writes its zeros."""
     return tl.maximum((length + chunk - 1) // chunk, 1)
 
 
 @triton.jit
 def _choose_chunk(
-    kv_indptr, kv_lens, batch, items, slots, MIN_CHUNK: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_B: tl.constexpr
-):
-    """The smallest candidate whose pieces fit the grid; the largest one always does (tokens / chunk + batch <= items)."""
+    kv_indptr, kv_lens, batch, items, slots,
+    MIN_CHUNK: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_B: tl.constexpr, ONE_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The smallest candidate whose pieces fit the grid; the largest always does, as tokens / chunk + batch <= items."""
     tokens = (tl.load(kv_indptr + batch) - tl.load(kv_indptr)) * PAGE_SIZE
     low = tl.maximum((tokens + slots - 1) // slots, MIN_CHUNK)
     high = tl.maximum(tokens // tl.maximum(slots - batch, (slots + 1) // 2) + 1, MIN_CHUNK)
     chunk = low + ((high - low) * tl.arange(0, CANDIDATES) + CANDIDATES - 2) // (CANDIDATES - 1)
     chunk = (chunk + CHUNK_UNIT - 1) // CHUNK_UNIT * CHUNK_UNIT
     needed = tl.zeros([CANDIDATES], tl.int32)
-    for start in range(0, batch, BLOCK_B):
+    for start in range(0, 1 if ONE_BLOCK else batch, BLOCK_B):
         request = start + tl.arange(0, BLOCK_B)
         _, length = _pages_and_length(kv_indptr, kv_lens, request, request < batch, PAGE_SIZE)
         pieces = _pieces(length[:, None], chunk[None, :])
         needed += tl.sum(tl.where((request < batch)[:, None], pieces, 0), 0)
-    return tl.min(tl.where(needed <= items, chunk, 2**30))
+    return tl.min(tl.where(needed <= items, chunk, LARGE))
 
 
 @triton.jit
-def _add4(a, b, c, d, e, f, g, h):
-    return a + e, b + f, c + g, d + h
-
-
-@triton.jit
-def _find_request(kv_indptr, kv_lens, batch, chunk, item, PAGE_SIZE: tl.constexpr, BLOCK_B: tl.constexpr):
+def _find_request(
+    kv_indptr, kv_lens, batch, chunk, item, PAGE_SIZE: tl.constexpr, BLOCK_B: tl.constexpr, ONE_BLOCK: tl.constexpr
+):
     """(request, its first item, unsplit requests before it) of an item; the request is `batch` past the last item."""
     found = 0
     first_item = 0
     unsplit = 0
     items = 0
-    for start in range(0, batch, BLOCK_B):
+    for start in range(0, 1 if ONE_BLOCK else batch, BLOCK_B):
         request = start + tl.arange(0, BLOCK_B)
         _, length = _pages_and_length(kv_indptr, kv_lens, request, request < batch, PAGE_SIZE)
         pieces = tl.where(request < batch, _pieces(length, chunk), 0)
         before = ((items + tl.cumsum(pieces, 0) <= item) & (request < batch)).to(tl.int32)
-        single = (pieces == 1).to(tl.int32)
-        found_here, first_here, unsplit_here, items_here = tl.reduce(
-            (before, before * pieces, before * single, pieces), 0, _add4
-        )
-        found += found_here
-        first_item += first_here
-        unsplit += unsplit_here
-        items += items_here
+        single = (pieces == 1).to(tl.int64)
+        both = tl.sum(before * (1 + (single << 32)), 0)  # two counts in one exchange between warps
+        found += both.to(tl.int32)
+        unsplit += (both >> 32).to(tl.int32)
+        first_item += tl.sum(before * pieces, 0)
+        if not ONE_BLOCK:
+            items += tl.sum(pieces, 0)
     return found, first_item, unsplit
+
+
+@triton.jit
+def _load_quarters(row, mask, DTYPE: tl.constexpr):
+    at = row[:, None] + tl.arange(0, QUARTER)[None, :]
+    x0 = tl.load(at, mask=mask[:, None], other=0.0).to(DTYPE)
+    x1 = tl.load(at + QUARTER, mask=mask[:, None], other=0.0).to(DTYPE)
+    x2 = tl.load(at + 2 * QUARTER, mask=mask[:, None], other=0.0).to(DTYPE)
+    x3 = tl.load(at + 3 * QUARTER, mask=mask[:, None], other=0.0).to(DTYPE)
+    return x0, x1, x2, x3
+
+
+@triton.jit
+def _store_quarters(x0, x1, x2, x3, scale, row_lse, out, lse, row, mask):
+    at = out + row[:, None] * CKV + tl.arange(0, QUARTER)[None, :]
+    dtype = out.dtype.element_ty
+    tl.store(at, (x0 * scale[:, None]).to(dtype), mask=mask[:, None])
+    tl.store(at + QUARTER, (x1 * scale[:, None]).to(dtype), mask=mask[:, None])
+    tl.store(at + 2 * QUARTER, (x2 * scale[:, None]).to(dtype), mask=mask[:, None])
+    tl.store(at + 3 * QUARTER, (x3 * scale[:, None]).to(dtype), mask=mask[:, None])
+    tl.store(lse + row, row_lse, mask=mask)
 
 
 @triton.jit
@@ -99,17 +129,6 @@ def _finite(row_max):
 @triton.jit
 def _lse(row_max, row_sum):
     return tl.where(row_sum > 0, row_max + tl.log2(tl.where(row_sum > 0, row_sum, 1.0)), float("-inf"))
-
-
-@triton.jit
-def _store_quarters(a0, a1, a2, a3, scale, lse_value, out, lse, row, mask):
-    at = out + row[:, None] * CKV + tl.arange(0, QUARTER)[None, :]
-    dtype = out.dtype.element_ty
-    tl.store(at, (a0 * scale[:, None]).to(dtype), mask=mask[:, None])
-    tl.store(at + QUARTER, (a1 * scale[:, None]).to(dtype), mask=mask[:, None])
-    tl.store(at + 2 * QUARTER, (a2 * scale[:, None]).to(dtype), mask=mask[:, None])
-    tl.store(at + 3 * QUARTER, (a3 * scale[:, None]).to(dtype), mask=mask[:, None])
-    tl.store(lse + row, lse_value, mask=mask)
 
 
 @triton.jit(
@@ -126,17 +145,17 @@ def _mla_paged_decode(
     arrivals,  # int32 [level, slot, head block]: zero before and after every launch
     scale_log2e, batch, items, slots, partial_slots,
     q_nope_b, q_nope_h, q_pe_b, q_pe_h, ckv_page, ckv_row, kpe_page, kpe_row,  # strides / STRIDE_UNIT
-    HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr, MIN_CHUNK: tl.constexpr, FAN_IN: tl.constexpr,
-    BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, MERGE_STAGES: tl.constexpr,
-    MMA_DTYPE: tl.constexpr,
+    HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr, MMA_DTYPE: tl.constexpr,
+    MIN_CHUNK: tl.constexpr, FAN_IN: tl.constexpr, BLOCK_B: tl.constexpr, ONE_BLOCK: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, MERGE_STAGES: tl.constexpr,
 ):  # fmt: skip
     HEAD_BLOCKS: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H
     item = tl.program_id(0) // HEAD_BLOCKS
     head_block = tl.program_id(0) % HEAD_BLOCKS
 
     # 1. plan
-    chunk = _choose_chunk(kv_indptr, kv_lens, batch, items, slots, MIN_CHUNK, PAGE_SIZE, BLOCK_B)
-    request, first_item, unsplit = _find_request(kv_indptr, kv_lens, batch, chunk, item, PAGE_SIZE, BLOCK_B)
+    chunk = _choose_chunk(kv_indptr, kv_lens, batch, items, slots, MIN_CHUNK, PAGE_SIZE, BLOCK_B, ONE_BLOCK)
+    request, first_item, unsplit = _find_request(kv_indptr, kv_lens, batch, chunk, item, PAGE_SIZE, BLOCK_B, ONE_BLOCK)
     if request < batch:
         first_page, length = _pages_and_length(kv_indptr, kv_lens, request, True, PAGE_SIZE)
         pieces = _pieces(length, chunk)
@@ -145,21 +164,16 @@ def _mla_paged_decode(
         begin = piece * even
         count = tl.minimum(even, length - begin)
 
-        # 2. attend. The 512 dimensions in four quarters: four independent chains of matrix instructions, and one row
-        # address serves four loads.
+        # 2. attend. The 512 dimensions go in four quarters: their products are independent chains of matrix
+        # instructions, and one row address serves four loads, which halves the code. Cold code is most of a short call.
         heads = tl.arange(0, BLOCK_H)
         head = head_block * BLOCK_H + heads
-        head_mask = (head < HEADS)[:, None]
-        dim = tl.arange(0, QUARTER)[None, :]
         pe_dim = tl.arange(0, KPE)[None, :]
         request64 = request.to(tl.int64)
-        q_row = q_nope + request64 * (q_nope_b * STRIDE_UNIT) + head[:, None] * (q_nope_h * STRIDE_UNIT) + dim
-        q0 = tl.load(q_row, mask=head_mask, other=0.0).to(MMA_DTYPE)
-        q1 = tl.load(q_row + QUARTER, mask=head_mask, other=0.0).to(MMA_DTYPE)
-        q2 = tl.load(q_row + 2 * QUARTER, mask=head_mask, other=0.0).to(MMA_DTYPE)
-        q3 = tl.load(q_row + 3 * QUARTER, mask=head_mask, other=0.0).to(MMA_DTYPE)
-        q_pe_row = q_pe + request64 * (q_pe_b * STRIDE_UNIT) + head[:, None] * (q_pe_h * STRIDE_UNIT) + pe_dim
-        qr = tl.load(q_pe_row, mask=head_mask, other=0.0).to(MMA_DTYPE)
+        q_row = q_nope + request64 * (q_nope_b * STRIDE_UNIT) + head * (q_nope_h * STRIDE_UNIT)
+        q0, q1, q2, q3 = _load_quarters(q_row, head < HEADS, MMA_DTYPE)
+        q_pe_row = q_pe + request64 * (q_pe_b * STRIDE_UNIT) + head * (q_pe_h * STRIDE_UNIT)
+        qr = tl.load(q_pe_row[:, None] + pe_dim, mask=(head < HEADS)[:, None], other=0.0).to(MMA_DTYPE)
         row_max = tl.full([BLOCK_H], float("-inf"), tl.float32)
         row_sum = tl.zeros([BLOCK_H], tl.float32)
         acc0 = tl.zeros([BLOCK_H, QUARTER], tl.float32)
@@ -167,6 +181,7 @@ def _mla_paged_decode(
         acc2 = tl.zeros([BLOCK_H, QUARTER], tl.float32)
         acc3 = tl.zeros([BLOCK_H, QUARTER], tl.float32)
         pages = kv_indices + first_page
+        # From 0, not from begin: behind a start that it does not know Triton 3.8 drops cp.async and spills.
         for offset in tl.range(0, count, BLOCK_N, num_stages=STAGES):
             token = begin + offset + tl.arange(0, BLOCK_N)
             valid = token < begin + count
@@ -177,12 +192,8 @@ def _mla_paged_decode(
                 ckv_offset += (token % PAGE_SIZE) * (ckv_row * STRIDE_UNIT)
                 kpe_offset += (token % PAGE_SIZE) * (kpe_row * STRIDE_UNIT)
             # Rows past the end are zeros, not whatever a page holds: 0 * NaN is NaN.
-            ckv_at = ckv + ckv_offset[:, None] + dim
-            k0 = tl.load(ckv_at, mask=valid[:, None], other=0.0).to(MMA_DTYPE)
-            k1 = tl.load(ckv_at + QUARTER, mask=valid[:, None], other=0.0).to(MMA_DTYPE)
-            k2 = tl.load(ckv_at + 2 * QUARTER, mask=valid[:, None], other=0.0).to(MMA_DTYPE)
-            k3 = tl.load(ckv_at + 3 * QUARTER, mask=valid[:, None], other=0.0).to(MMA_DTYPE)
-            r = tl.load(kpe + kpe_offset[:, None] + pe_dim, mask=valid[:, None], other=0.0).to(MMA_DTYPE)
+            k0, k1, k2, k3 = _load_quarters(ckv + ckv_offset, valid, MMA_DTYPE)
+            r = tl.load((kpe + kpe_offset)[:, None] + pe_dim, mask=valid[:, None], other=0.0).to(MMA_DTYPE)
             score = tl.dot(q0, k0.T) + tl.dot(q1, k1.T) + (tl.dot(q2, k2.T) + tl.dot(qr, r.T, tl.dot(q3, k3.T)))
             score = tl.where(valid[None, :], score * scale_log2e, float("-inf"))
             new_max = tl.maximum(row_max, tl.max(score, 1))
@@ -195,150 +206,61 @@ def _mla_paged_decode(
             acc2 = tl.dot(weight, k2, acc2 * decay[:, None])
             acc3 = tl.dot(weight, k3, acc3 * decay[:, None])
         scale = 1.0 / tl.where(row_sum > 0, row_sum, 1.0)
-        result_lse = _lse(row_max, row_sum)
+        row_lse = _lse(row_max, row_sum)
         out_row = request64 * HEADS + head
 
         # 3. merge
         if pieces == 1:
-            _store_quarters(acc0, acc1, acc2, acc3, scale, result_lse, out, lse, out_row, head < HEADS)
+            _store_quarters(acc0, acc1, acc2, acc3, scale, row_lse, out, lse, out_row, head < HEADS)
         else:
-            first_slot = first_item - unsplit
-            slot_row = ((first_slot + piece) * HEAD_BLOCKS + head_block).to(tl.int64) * BLOCK_H + heads
-            _store_quarters(acc0, acc1, acc2, acc3, scale, result_lse, partial_out, partial_lse, slot_row, heads >= 0)
-            ckv_dim = tl.arange(0, CKV)[None, :]
+            first_slot = first_item - unsplit  # only split requests have slots
+            row = ((first_slot + piece) * HEAD_BLOCKS + head_block).to(tl.int64) * BLOCK_H + heads
+            _store_quarters(acc0, acc1, acc2, acc3, scale, row_lse, partial_out, partial_lse, row, heads >= 0)
+            dim = tl.arange(0, CKV)[None, :]
             level = 0
-            step = 1  # pieces in one node of this level
+            nodes = pieces  # results left on this level
             node = piece
-            nodes = pieces
-            merging = True
-            while merging:
-                group = node // FAN_IN
-                members = tl.minimum(nodes - group * FAN_IN, FAN_IN)
-                leader = first_slot + group * FAN_IN * step
+            step = 1  # slots from one node to the next
+            while nodes > 1:
+                node = node // FAN_IN
+                leader = first_slot + node * FAN_IN * step
+                members = tl.minimum(nodes - node * FAN_IN, FAN_IN)
                 counter = arrivals + (level * partial_slots + leader) * HEAD_BLOCKS + head_block
                 # Every thread's stores come before the release: Triton 3.6 puts no barrier before an atomic.
                 tl.debug_barrier()
-                merging = tl.atomic_add(counter, 1, sem="acq_rel") == members - 1
-                if merging:
+                if tl.atomic_add(counter, 1, sem="acq_rel") < members - 1:
+                    nodes = 0  # a later program merges
+                else:
                     tl.store(counter, 0)
+                    nodes = (nodes + FAN_IN - 1) // FAN_IN
                     member = tl.arange(0, FAN_IN)[:, None]
                     rows = ((leader + member * step) * HEAD_BLOCKS + head_block) * BLOCK_H + heads[None, :]
                     lses = tl.load(partial_lse + rows, mask=member < members, other=float("-inf"), cache_modifier=".cg")
                     row_max = _finite(tl.max(lses, 0))
-                    merged_lse = _lse(row_max, tl.sum(tl.exp2(lses - row_max[None, :]), 0))
+                    row_lse = _lse(row_max, tl.sum(tl.exp2(lses - row_max[None, :]), 0))
                     merged = tl.zeros([BLOCK_H, CKV], tl.float32)
                     for one in tl.range(0, members, num_stages=MERGE_STAGES):
                         row = ((leader + one * step) * HEAD_BLOCKS + head_block).to(tl.int64) * BLOCK_H + heads
-                        weight = tl.exp2(tl.load(partial_lse + row, cache_modifier=".cg") - _finite(merged_lse))
-                        part = tl.load(partial_out + row[:, None] * CKV + ckv_dim, cache_modifier=".cg")
+                        weight = tl.exp2(tl.load(partial_lse + row, cache_modifier=".cg") - _finite(row_lse))
+                        part = tl.load(partial_out + row[:, None] * CKV + dim, cache_modifier=".cg")
                         merged += part.to(tl.float32) * weight[:, None]
-                    node = group
-                    nodes = (nodes + FAN_IN - 1) // FAN_IN
                     if nodes == 1:
-                        tl.store(out + out_row[:, None] * CKV + ckv_dim, merged.to(out.dtype.element_ty), mask=head_mask)
-                        tl.store(lse + out_row, merged_lse, mask=head < HEADS)
-                        merging = False
+                        tl.store(
+                            out + out_row[:, None] * CKV + dim,
+                            merged.to(out.dtype.element_ty),
+                            mask=(head < HEADS)[:, None],
+                        )
+                        tl.store(lse + out_row, row_lse, mask=head < HEADS)
                     else:
-                        # In place of the first member, once every thread has read it.
-                        tl.debug_barrier()
+                        tl.debug_barrier()  # in place of the first member, once every thread has read it
                         row = (leader * HEAD_BLOCKS + head_block).to(tl.int64) * BLOCK_H + heads
-                        tl.store(partial_out + row[:, None] * CKV + ckv_dim, merged.to(partial_out.dtype.element_ty))
-                        tl.store(partial_lse + row, merged_lse)
+                        tl.store(partial_out + row[:, None] * CKV + dim, merged.to(partial_out.dtype.element_ty))
+                        tl.store(partial_lse + row, row_lse)
                         level += 1
                         step *= FAN_IN
 
 
 INTERPRETED = not isinstance(_mla_paged_decode, triton.JITFunction)
-
-
-def require_device(device: torch.device) -> None:
-    """Raise MLAInputError unless the kernel runs on tensors of this device."""
-    if device.type != "cuda" and not (device.type == "cpu" and INTERPRETED):
-        raise MLAInputError(
-            f"the tensors are on {device}; wanted a GPU. Move them there, or set TRITON_INTERPRET=1 before Python "
-            "starts to run the kernel's source on cpu tensors in Triton's interpreter (slow, for checking)"
-        )
-
-
-class Config(NamedTuple):
-    """How the kernel is cut for one device and head count."""
-
-    block_h: int  # heads of one program
-    block_n: int  # tokens of one tile
-    merge_stages: int
-    stages: int  # of Triton's pipeliner, which spends three on the page numbers
-    warps: int
-    min_chunk: int  # tokens of the smallest piece
-    fan_in: int  # pieces merged at a time
-    programs_per_sm: int
-
-
-def launch(q_nope, q_pe, ckv_cache, kpe_cache, kv_indptr, kv_indices, sm_scale, kv_lens, out, lse) -> None:
-    """Run the kernel on checked arguments, on the current stream of their device."""
-    device = q_nope.device
-    batch, heads = q_nope.shape[:2]
-    config = _config(device, heads)
-    head_blocks = triton.cdiv(heads, config.block_h)
-    slots = max(config.programs_per_sm * _num_sms(device) // head_blocks, 1)
-    max_tokens = kv_indices.shape[0] * ckv_cache.shape[1]
-    items = min(max(slots, (slots + 1) // 2 + batch), batch + max_tokens // config.min_chunk)
-    # Split requests hold fewer than 2 * tokens / chunk <= 2 * slots pieces.
-    partial_slots = 2 * slots
-    partials = min(partial_slots, items) * head_blocks * config.block_h
-    interpreted_bf16 = INTERPRETED and q_nope.dtype == torch.bfloat16
-    partial_dtype = torch.float32 if INTERPRETED else q_nope.dtype
-    partial_out = torch.empty((partials, HEAD_DIM_CKV), dtype=partial_dtype, device=device)
-    partial_lse = torch.empty((partials,), dtype=torch.float32, device=device)
-    written = torch.empty_like(out, dtype=torch.float32) if interpreted_bf16 else out
-    _mla_paged_decode[(items * head_blocks,)](
-        q_nope, q_pe, ckv_cache, kpe_cache, kv_indptr, kv_indices, kv_lens, written, lse,
-        partial_out, partial_lse, _arrivals(device, partial_slots * head_blocks, config.fan_in),
-        sm_scale * math.log2(math.e), batch, items, slots, partial_slots,
-        *(stride // STRIDE_UNIT.value for t in (q_nope, q_pe, ckv_cache, kpe_cache) for stride in t.stride()[:2]),
-        HEADS=heads, PAGE_SIZE=ckv_cache.shape[1], MIN_CHUNK=config.min_chunk, FAN_IN=config.fan_in,
-        BLOCK_B=next(block for block in BATCH_BLOCKS if batch <= block or block == BATCH_BLOCKS[-1]),
-        BLOCK_H=config.block_h, BLOCK_N=config.block_n, STAGES=config.stages, MERGE_STAGES=config.merge_stages,
-        MMA_DTYPE=_mma_dtype(q_nope.dtype), num_warps=config.warps,
-    )  # fmt: skip
-    if interpreted_bf16:
-        out.copy_(written)
-
-
-BATCH_BLOCKS = (1, 64, 1024)  # requests that the plan looks at in one step: few, as each is a compilation
-
-
-def _config(device, heads):
-    return Config(block_h=16, block_n=64, stages=3, merge_stages=4, warps=8, min_chunk=64, fan_in=8, programs_per_sm=2)
-
-
-def _mma_dtype(dtype):
-    """Triton's interpreter multiplies the bit patterns of bf16 numbers, so it is given fp32."""
-    if INTERPRETED:
-        return tl.float32
-    return {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[dtype]
-
-
-@functools.cache
-def _num_sms(device):
-    return 4 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
-
-
-_arrivals_of_stream: dict[tuple, torch.Tensor] = {}
-
-
-def _arrivals(device, slots, fan_in):
-    """Zeroed counters. The kernel leaves them zero, so that a stream's launches, which never overlap, share them.
-
-    A captured launch may be replayed on any stream, so it zeroes counters of its own as a part of the graph.
-    """
-    levels = max(math.ceil(math.log(slots, fan_in)), 1) + 1
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return torch.zeros(levels * slots, dtype=torch.int32, device=device)
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    arrivals = _arrivals_of_stream.get((device, stream))
-    if arrivals is None or arrivals.numel() < levels * slots:
-        arrivals = _arrivals_of_stream[device, stream] = torch.zeros(levels * slots, dtype=torch.int32, device=device)
-    return arrivals
 
 
 def mla_paged_decode_triton(
@@ -350,3 +272,164 @@ def mla_paged_decode_triton(
     return checked_launch(
         launch, q_nope, q_pe, ckv_cache, kpe_cache, kv_indptr, kv_indices, sm_scale, kv_lens=kv_lens, out=out, lse=lse
     )
+
+
+def require_device(device: torch.device) -> None:
+    """Raise MLAInputError unless the kernel runs on tensors of this device."""
+    if device.type != "cuda" and not (device.type == "cpu" and INTERPRETED):
+        raise MLAInputError(
+            f"the tensors are on {device}; wanted a GPU. Move them there, or set TRITON_INTERPRET=1 before Python "
+            "starts to run the kernel's source on cpu tensors in Triton's interpreter (slow, for checking)"
+        )
+
+
+def launch(q_nope, q_pe, ckv_cache, kpe_cache, kv_indptr, kv_indices, sm_scale, kv_lens, out, lse) -> None:
+    """Launch on the current stream of the tensors' device, which must be the current device. Writes `out` and `lse`."""
+    device, dtype = q_nope.device, q_nope.dtype
+    batch, heads = q_nope.shape[:2]
+    page_size = ckv_cache.shape[1]
+    head_blocks = triton.cdiv(heads, BLOCK_H)
+    slots = max(_num_sms(device) // head_blocks, 1)
+    items = min(max(slots, (slots + 1) // 2 + batch), batch + kv_indices.shape[0] * page_size // MIN_CHUNK)
+    # A request that is split into n pieces has more than (n - 1) * chunk tokens, so there are fewer pieces of split
+    # requests than 2 * tokens / chunk <= 2 * slots.
+    partial_slots = 2 * slots
+    partial_rows = min(partial_slots, items) * head_blocks * BLOCK_H
+    partial_out = torch.empty((partial_rows, HEAD_DIM_CKV), dtype=_value_dtype(dtype), device=device)
+    partial_lse = torch.empty((partial_rows,), dtype=torch.float32, device=device)
+    written = out if _value_dtype(dtype) == dtype else torch.empty_like(out, dtype=_value_dtype(dtype))
+    _mla_paged_decode[(items * head_blocks,)](
+        q_nope, q_pe, ckv_cache, kpe_cache, kv_indptr, kv_indices, kv_lens, written, lse,
+        partial_out, partial_lse, _arrivals(device, partial_slots, head_blocks),
+        sm_scale * math.log2(math.e), batch, items, slots, partial_slots,
+        *(stride // STRIDE_UNIT.value for t in (q_nope, q_pe, ckv_cache, kpe_cache) for stride in t.stride()[:2]),
+        **_constants(heads, page_size, dtype, batch, _shared_memory(device)),
+        **_options(torch.version.hip is None),
+    )  # fmt: skip
+    if written is not out:
+        out.copy_(written)
+
+
+def _constants(heads, page_size, dtype, batch, shared_memory):
+    """The compile-time arguments: the largest tile that fits, with a second buffer where there is room for it."""
+    mma_dtypes = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+    block_n, stages = 16, 2
+    if shared_memory >= 96 * 1024:
+        block_n, stages = 64, 3
+    if shared_memory >= 168 * 1024:
+        block_n, stages = 64, 5  # the pipeliner spends three stages on page numbers: five give two buffers
+    return {
+        "HEADS": heads,
+        "PAGE_SIZE": page_size,
+        "MMA_DTYPE": mma_dtypes[_value_dtype(dtype)],
+        "MIN_CHUNK": MIN_CHUNK,
+        "FAN_IN": FAN_IN,
+        "BLOCK_B": next((block for block in BATCH_BLOCKS if batch <= block), BATCH_BLOCKS[-1]),
+        "ONE_BLOCK": batch <= BATCH_BLOCKS[-1],
+        "BLOCK_H": BLOCK_H,
+        "BLOCK_N": block_n,
+        "STAGES": stages,
+        "MERGE_STAGES": MERGE_STAGES,
+    }
+
+
+def _options(nvidia):
+    """A program has an SM to itself and may have all registers; ptxas alone spills some to make room for a second."""
+    return {"num_warps": NUM_WARPS, "maxnreg": 255} if nvidia else {"num_warps": NUM_WARPS}
+
+
+def _value_dtype(dtype):
+    """The dtype of products and partial results. Triton's interpreter multiplies the bit patterns of bf16 numbers."""
+    return torch.float32 if INTERPRETED else dtype
+
+
+@functools.cache
+def _num_sms(device):
+    return 4 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def _shared_memory(device):
+    """Bytes that one program may use for tiles. AMD's compilers keep tiles in registers, where a large one spills."""
+    if device.type == "cpu":
+        return SHARED_MEMORY["sm_90"]
+    return 0 if torch.version.hip else torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+
+
+_arrivals_of_stream: dict[tuple, torch.Tensor] = {}
+
+
+def _arrivals(device, slots, head_blocks):
+    """Zeroed counters. Every launch leaves them zero, so the launches of a stream, which never overlap, share them.
+
+    A captured launch may be replayed beside any stream: it gets its own, zeroed as a part of the graph.
+    """
+    levels = 1
+    while FAN_IN**levels < slots:
+        levels += 1
+    size = levels * slots * head_blocks
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return torch.zeros(size, dtype=torch.int32, device=device)
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    arrivals = _arrivals_of_stream.get((device, stream))
+    if arrivals is None or arrivals.numel() < size:
+        arrivals = _arrivals_of_stream[device, stream] = torch.zeros(size, dtype=torch.int32, device=device)
+    return arrivals
+
+
+def cross_compile(arch: str, *, heads=16, page_size=1, batch=64, dtype=torch.bfloat16) -> dict:
+    """Compile the kernel for an architecture that need not be here: "sm_90", or another of SHARED_MEMORY, or "gfx950".
+
+    Returns kernel, variant, registers and spill_bytes of a thread, shared_bytes of a program, compiler, and the ptx (None
+    for AMD). Needs a process without TRITON_INTERPRET.
+    """
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    nvidia = arch.startswith("sm_")
+    constants = {**_constants(heads, page_size, dtype, batch, SHARED_MEMORY.get(arch, 0)), "kv_lens": None}
+    if page_size > 1:
+        del constants["kv_lens"]
+    types = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    values, fp32, integers = (
+        ("q_nope", "q_pe", "ckv", "kpe", "out", "partial_out"),
+        ("lse", "partial_lse"),
+        ("kv_indptr", "kv_indices", "kv_lens", "arrivals"),
+    )
+    names = _mla_paged_decode.arg_names
+    signature = {name: "i32" for name in names} | {"scale_log2e": "fp32"}
+    signature |= dict.fromkeys(values, "*" + types[dtype]) | dict.fromkeys(fp32, "*fp32")
+    signature |= dict.fromkeys(integers, "*i32") | dict.fromkeys(constants, "constexpr")
+    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in values}
+    target = GPUTarget("cuda", int(arch[3:]), 32) if nvidia else GPUTarget("hip", arch, 64)
+    source = ASTSource(_mla_paged_decode, signature, constants, aligned)
+    compiled = triton.compile(source, target=target, options=_options(nvidia))
+    facts = _resources_nvidia(compiled.asm["cubin"]) if nvidia else _resources_amd(compiled.asm["amdgcn"])
+    return {
+        "kernel": Path(__file__).name,
+        "variant": f"{arch}, heads={heads}, page_size={page_size}, batch<={constants['BLOCK_B']}",
+        **facts,
+        "shared_bytes": compiled.metadata.shared,
+        "compiler": f"Triton {triton.__version__}",
+        "ptx": compiled.asm.get("ptx"),
+    }
+
+
+def _resources_nvidia(cubin):
+    """Without spills the kernel has no stack, so its stack is what is spilled."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return {
+        "registers": int(re.search(r"REG:(\d+)", text).group(1)),
+        "spill_bytes": int(re.search(r"STACK:(\d+)", text).group(1)),
+    }
+
+
+def _resources_amd(assembly):
+    def number(name):
+        return int(re.search(rf"\.{name}:\s+(\d+)", assembly).group(1))
+
+    return {"registers": number("vgpr_count"), "spill_bytes": 4 * number("vgpr_spill_count")}

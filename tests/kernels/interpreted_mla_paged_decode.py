@@ -1,4 +1,4 @@
-"""The portable kernel's source in Triton's interpreter. Run by test_mla_paged_decode.py in a process with TRITON_INTERPRET=1.
+"""The portable kernel in Triton's interpreter: test_mla_paged_decode.py runs this file with TRITON_INTERPRET=1.
 
 The interpreter runs programs one after another, so the last program of a group is always the one that merges.
 """
@@ -33,9 +33,9 @@ def errors_of(lengths, **options):
         [0, 0, 0],
         [63, 64, 65],
         [300, 0, 1, 70],
-        [0, 0, 700],  # 8 programs for one request: a merge
-        [5, 0, 2000, 3],  # the long one is split as far as the grid allows
-        [1] * 70,  # two blocks of requests in the plan
+        [0, 0, 700],  # one request in several pieces: a merge
+        [5, 0, 2000, 3],
+        [1] * 70,  # the plan looks at more requests than there are threads in a warp
     ],
 )
 def test_lengths(lengths):
@@ -74,9 +74,18 @@ def test_shared_pages():
 
 def test_a_merge_of_several_levels(monkeypatch):
     """70 pieces of 8 tokens in groups of 4: 18 groups, then 5, then 2, then 1."""
-    config = portable._config(torch.device("cpu"), 16)._replace(min_chunk=8, fan_in=4, block_n=16, programs_per_sm=24)
-    monkeypatch.setattr(portable, "_config", lambda device, heads: config)
+    monkeypatch.setattr(portable, "MIN_CHUNK", 8)
+    monkeypatch.setattr(portable, "FAN_IN", 4)
+    monkeypatch.setattr(portable, "_num_sms", lambda device: 80)
     errors = errors_of([560, 9], dtype=torch.float16)
+    assert errors.ok, errors.reason
+    assert portable._arrivals_of_stream[torch.device("cpu"), 0].numel() >= 4 * 160
+
+
+@pytest.mark.parametrize("lengths", [[70, 0, 700, 3, 0, 5, 64], [0] * 9, [1] * 9])
+def test_a_batch_of_several_blocks_in_the_plan(monkeypatch, lengths):
+    monkeypatch.setattr(portable, "BATCH_BLOCKS", (1, 2))
+    errors = errors_of(lengths)
     assert errors.ok, errors.reason
 
 
@@ -89,7 +98,7 @@ def test_counters_are_zero_after_every_launch():
 
 def test_scores_far_below_any_sentinel():
     """One token with a score near -1e6 is still the whole softmax."""
-    arguments, _ = paged_inputs([1, 3], dtype=torch.float16, scale=0.0)
+    arguments, _ = paged_inputs([1, 3], dtype=torch.float16)
     query, cache = torch.full_like(arguments[0], 40.0), arguments[2]
     cache.masked_fill_(~cache.isnan(), -40.0)
     arguments = (query, *arguments[1:6], 1.25)
@@ -97,6 +106,16 @@ def test_scores_far_below_any_sentinel():
     reference = mla_paged_decode_reference(*arguments)
     assert reference[1].max() < -1e6
     assert compare((out, lse), reference, out_dtype=torch.float16).ok
+
+
+def test_scores_of_minus_infinity():
+    """More than a tile of them before the first finite score: a product of bf16 numbers can be beyond fp32."""
+    arguments, _ = paged_inputs([300])
+    query, cache, pages = arguments[0], arguments[2], arguments[5][:300].long()
+    query[..., 0] = 1e30
+    cache[pages, 0, 0] = torch.where(torch.arange(300) < 200, -1e30, 0.0).bfloat16()
+    out, lse = mla_paged_decode(*arguments)
+    assert compare((out, lse), mla_paged_decode_reference(*arguments)).ok
 
 
 def test_kv_lens_below_the_pages_and_below_zero():

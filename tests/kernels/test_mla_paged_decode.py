@@ -1,4 +1,4 @@
-"""The checks of mla_paged_decode, which need no GPU, and the portable kernel in Triton's interpreter, in a process of its own."""
+"""The checks of mla_paged_decode, and the portable kernel in Triton's interpreter, in a process of its own."""
 
 import os
 import re
@@ -77,19 +77,19 @@ MISUSE = [
     ({"q_nope": lambda t: t[:, :12]}, "q_nope has shape [2, 12, 512]; wanted [B, H, 512]"),
     ({"q_nope": lambda t: t[..., :256]}, "q_nope has shape [2, 16, 256]; wanted [B, H, 512]"),
     ({"q_pe": lambda t: t[:1]}, "q_pe has shape [1, 16, 64]; wanted [2, 16, 64]"),
-    ({"ckv_cache": lambda t: t[:, 0]}, "wanted [P, page_size, 512] with page_size in 1, 16, 32, 64. Add the page dimension"),
-    ({"ckv_cache": lambda t: t.expand(-1, 3, -1)}, "3, 512]; wanted [P, page_size, 512] with page_size in 1, 16, 32, 64"),
+    ({"ckv_cache": lambda t: t[:, 0]}, "wanted [P, page_size, 512] with page_size in 1, 16, 32, 64. Add the page"),
+    ({"ckv_cache": lambda t: t.expand(-1, 3, -1)}, "3, 512]; wanted [P, page_size, 512] with page_size in"),
     ({"kpe_cache": lambda t: t[:-1]}, "kpe_cache has shape"),
     ({"kv_indptr": lambda t: t[:-1]}, "kv_indptr has shape [2]; wanted [3]: [B + 1]"),
     ({"kv_indices": lambda t: t[None]}, "kv_indices has shape [1, 13]; wanted [N]"),
     # strides
     ({"q_nope": lambda t: t.mT.contiguous().mT}, "q_nope has strides (8192, 1, 16); wanted 1 in the last dimension"),
-    ({"ckv_cache": lambda t: padded_rows(t, 514)}, "ckv_cache has strides (514, 514, 1); wanted multiples of 8 elements"),
-    ({"q_pe": lambda t: padded_rows(t, 68)}, "q_pe has strides (1088, 68, 1); wanted multiples of 8 elements (16 bytes)"),
+    ({"ckv_cache": lambda t: padded_rows(t, 514)}, "ckv_cache has strides (514, 514, 1); wanted multiples of 8"),
+    ({"q_pe": lambda t: padded_rows(t, 68)}, "q_pe has strides (1088, 68, 1); wanted multiples of 8 elements"),
     ({"kv_indices": lambda t: t.repeat(2)[::2]}, "kv_indices has strides (2,); wanted a contiguous tensor"),
     ({"kv_indptr": lambda t: t.repeat(2)[::2]}, "kv_indptr has strides (2,); wanted a contiguous tensor"),
     # addresses
-    ({"q_nope": misaligned}, "q_nope starts 8 bytes past a multiple of 16 bytes; wanted 0. Start the slice at a multiple of 8"),
+    ({"q_nope": misaligned}, "q_nope starts 8 bytes past a multiple of 16 bytes; wanted 0. Start the"),
     ({"kpe_cache": misaligned}, "kpe_cache starts 8 bytes past a multiple of 16 bytes"),
     # gradients
     ({"q_nope": lambda t: t.requires_grad_()}, "an input requires grad, and decode has no backward"),
@@ -97,7 +97,7 @@ MISUSE = [
 
 
 @pytest.mark.parametrize("decode", [mla_paged_decode, mla_paged_decode_triton])
-@pytest.mark.parametrize(("changes", "message"), MISUSE, ids=[f"{next(iter(c))}-{i}" for i, (c, _) in enumerate(MISUSE)])
+@pytest.mark.parametrize(("changes", "message"), MISUSE, ids=[message[:40] for _, message in MISUSE])
 def test_misuse_of_inputs(changes, message, decode, monkeypatch):
     monkeypatch.setattr("kernels.mla_paged_decode_triton.require_device", lambda device: None)
     with pytest.raises(MLAInputError, match=re.escape(message)):
@@ -115,7 +115,7 @@ MISUSE_OF_KEYWORDS = [
     (16, kept(kv_lens=[5, 3]), "kv_lens is a list; wanted a torch.Tensor"),
     (1, kept(out=torch.empty(2, 16, 512)), "out is torch.float32; wanted torch.bfloat16, as q_nope"),
     (1, kept(out=torch.empty(2, 8, 512, dtype=torch.bfloat16)), "out has shape [2, 8, 512]; wanted [2, 16, 512]"),
-    (1, kept(out=torch.empty(2, 16, 576, dtype=torch.bfloat16)[..., :512]), "out has strides (9216, 576, 1); wanted a contiguous"),
+    (1, kept(out=torch.empty(2, 16, 576, dtype=torch.bfloat16)[..., :512]), "out has strides (9216, 576, 1); wanted a"),
     (1, kept(out=torch.empty(2 * 16 * 512 + 1, dtype=torch.bfloat16)[1:].view(2, 16, 512)), "out starts 2 bytes past"),
     (1, kept(lse=torch.empty(2, 16, dtype=torch.bfloat16)), "lse is torch.bfloat16; wanted torch.float32"),
     (1, kept(lse=torch.empty(2, 16, 1)), "lse has shape [2, 16, 1]; wanted [2, 16]: [B, H]"),
@@ -137,7 +137,7 @@ def test_out_must_not_be_the_query():
 
 def test_more_tokens_than_positions_have_bits_for(monkeypatch):
     monkeypatch.setattr("kernels.mla_paged_decode.MAX_TOKENS", 100)
-    with pytest.raises(MLAInputError, match=re.escape("kv_indices holds 7 pages of 16 tokens; wanted at most 100 tokens in one call")):
+    with pytest.raises(MLAInputError, match="kv_indices holds 7 pages of 16 tokens; wanted at most 100 tokens"):
         call(page_size=16)
 
 
@@ -149,7 +149,7 @@ def test_a_failed_call_is_not_remembered_as_checked():
 
 @pytest.mark.parametrize("decode", [mla_paged_decode, mla_paged_decode_triton])
 def test_cpu_tensors_without_the_interpreter(decode):
-    with pytest.raises(MLAInputError, match="the tensors are on cpu; wanted a GPU. Move them there, or set TRITON_INTERPRET=1"):
+    with pytest.raises(MLAInputError, match="the tensors are on cpu; wanted a GPU."):
         call(decode=decode)
     with pytest.raises(MLAInputError, match="the tensors are on cpu"):
         implementation("cpu")
@@ -158,7 +158,8 @@ def test_cpu_tensors_without_the_interpreter(decode):
 def test_good_layouts_pass_the_checks(monkeypatch):
     """Every layout that the docstring names reaches the back end, with the outputs allocated as promised."""
     launched = []
-    monkeypatch.setattr("kernels.mla_paged_decode._back_end", lambda device: ("none", lambda *tensors: launched.append(tensors)))
+    back_end = ("none", lambda *arguments: launched.append(arguments))
+    monkeypatch.setattr("kernels.mla_paged_decode._back_end", lambda device: back_end)
     for options in (
         {},
         {"fused": True},
