@@ -380,8 +380,8 @@ def _arrivals(device, slots, head_blocks):
 def cross_compile(arch: str, *, heads=16, page_size=1, batch=64, dtype=torch.bfloat16) -> dict:
     """Compile the kernel for an architecture that need not be here: "sm_90", or another of SHARED_MEMORY, or "gfx950".
 
-    Returns kernel, variant, registers and spill_bytes of a thread, shared_bytes of a program, compiler, and the ptx (None
-    for AMD). Needs a process without TRITON_INTERPRET.
+    Returns kernel, variant, registers and spill_bytes of a thread, shared_bytes of a program, compiler, and the ptx
+    (None for AMD). Needs a process without TRITON_INTERPRET.
     """
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
