@@ -16,6 +16,13 @@ FLASH_KDA_BF16 = "flash-kda-bf16-state"
 NAMES = (FLA, FLA_UNSAFE, FLASH_KDA, FLASH_KDA_BF16)
 
 INSTALL = {FLA: "fla-core", FLA_UNSAFE: "fla-core", FLASH_KDA: "tokenspeed-flashkda", FLASH_KDA_BF16: "tokenspeed-flashkda"}
+# a kernel that only this path launches
+_MARKERS = {
+    FLA: "chunk_kda_fwd_kernel_intra_sub_chunk",
+    FLA_UNSAFE: "chunk_kda_fwd_kernel_intra_token_parallel",
+    FLASH_KDA: "_flash_kda_fwd_recurrence",
+    FLASH_KDA_BF16: "_flash_kda_fwd_recurrence",
+}
 _MODULES = {"fla-core": "fla", "tokenspeed-flashkda": "flash_kda"}
 
 
@@ -100,7 +107,7 @@ def kernels_of(call: Callable[[], object]) -> list[str]:
 
 
 def assert_backend(name: str, kernels: list[str]) -> None:
-    """Raise RuntimeError unless the launched kernels are those of baseline `name`."""
-    flash = [kernel for kernel in kernels if "kda" in kernel.lower() and "cutlass" in kernel.lower() or "flash_kda" in kernel]
-    if (name in (FLASH_KDA, FLASH_KDA_BF16)) != bool(flash):
+    """Raise RuntimeError unless the launched kernels are those of baseline `name`, and of no other."""
+    ran = {marker for marker in _MARKERS.values() if any(marker in kernel for kernel in kernels)}
+    if ran != {_MARKERS[name]}:
         raise RuntimeError(f"{name} ran other kernels than its own: {', '.join(kernels) or 'none'}")

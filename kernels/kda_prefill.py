@@ -185,12 +185,15 @@ def _prologue(
     gate = _gates(g, left, A_log, dt_bias, lower_bound, G_ROW, D, N, SAFE)
     local = tl.cumsum(gate, 1)  # G from the start of the block
     total = tl.sum(gate, 1)
-    before = tl.cumsum(total, 0) - total
+    # decay before the block, after it, and between it and the middle of the chunk: sums of other blocks alone, so that no bit
+    # depends on later tokens
+    other = tl.arange(0, N)[None, :, None]
+    before = tl.sum(tl.where(other < block, total[None, :, :], 0), 1)
+    after = tl.sum(tl.where(other > block, total[None, :, :], 0), 1)
+    between = ((other > block) & (other < N // 2)) | ((other < block) & (other >= N // 2))
+    to_half = tl.exp2(tl.sum(tl.where(between, total[None, :, :], 0), 1))[:, None, :]
     last = tl.sum(total, 0)[None, :]
-    block2 = tl.arange(0, N)[:, None]
-    half = tl.sum(tl.where(block2 < N // 2, total, 0), 0)[None, :]
     decayed = tl.exp2(before)[:, None, :]
-    to_half = tl.exp2(tl.where(block2 < N // 2, half - before - total, before - half))[:, None, :]
     growth = tl.exp2(local)
 
     tile = (slot.to(tl.int64) * num_heads + head) * (BT * D)
@@ -207,7 +210,7 @@ def _prologue(
         k_end = k_back * tl.exp2(total)[:, None, :]
     else:
         k_end = kx * tl.exp2(total[:, None, :] - local)
-    tl.store(kg + in_tile + row * D, (k_end * tl.exp2(last - before - total)[:, None, :]).to(DTYPE))
+    tl.store(kg + in_tile + row * D, (k_end * tl.exp2(after)[:, None, :]).to(DTYPE))
     k_decayed = _matrix(k_start * decayed, DTYPE)
 
     # blocks of the products: on the diagonal relative to the block's start, next to it relative to the end of the column's
@@ -224,9 +227,8 @@ def _prologue(
     a_k = tl.dot(k_rows, k_columns)
     if not SAFE:
         steep = tl.min(total) < -LARGEST_EXPONENT
-        if steep:  # everything anew from memory: held until here it would crowd out what the usual case needs
+        if steep:  # rows anew from memory: held until here they would crowd out what the usual case needs
             kx = _normalized(k, left, K_ROW, D, N)
-            local = tl.cumsum(_gates(g, left, A_log, dt_bias, lower_bound, G_ROW, D, N, SAFE), 1)
             a_k = _exact_diagonal(kx, kx, local)
     k_next = tl.trans(_matrix(k_end, DTYPE))
     a_k = tl.where(diagonal, a_k, 0)
@@ -238,7 +240,6 @@ def _prologue(
         if steep:
             qx = _normalized(q, left, Q_ROW, D, N) * scale
             kx = _normalized(k, left, K_ROW, D, N)
-            local = tl.cumsum(_gates(g, left, A_log, dt_bias, lower_bound, G_ROW, D, N, SAFE), 1)
             a_q = _exact_diagonal(qx, kx, local)
     a_q = tl.where(diagonal, a_q, 0)
     a_q = tl.where(adjacent, tl.dot(q_rows, k_next), a_q)
