@@ -1,4 +1,4 @@
-"""Memory shared with the process that runs a kernel: inputs that are changed in place, outputs that are taken away at once."""
+"""Memory shared with the process that runs a kernel: inputs changed in place, outputs taken away at once."""
 
 import fcntl
 import math
@@ -17,7 +17,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Region:
-    """Tensors laid out one after another in a memfd, whose size nobody can change: shrunk, it would kill its readers."""
+    """Tensors one after another in a memfd whose size nobody can change: shrunk, it would kill its readers."""
 
     def __init__(self):
         self.fd = os.memfd_create("evoteam", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -69,7 +69,7 @@ def size_of(values) -> int:
 
 
 class Arena:
-    """Inputs and outputs of one process. The evaluator keeps its own copy of the inputs: this memory belongs to the candidate."""
+    """Inputs and outputs of one process. The memory is the candidate's: the evaluator has a copy of its inputs."""
 
     def __init__(self):
         self.inputs, self.outputs = Region(), Region()
@@ -101,7 +101,8 @@ class Arena:
     def edited(self, inputs: tuple) -> list[int]:
         """Positions of inputs that no longer hold, bit for bit, what was written."""
         return [
-            i for i, (shared, value) in enumerate(zip(self.inputs.tensors, inputs))
+            i
+            for i, (shared, value) in enumerate(zip(self.inputs.tensors, inputs))
             if isinstance(value, torch.Tensor) and not torch.equal(_bytes(shared), _bytes(value))
         ]
 

@@ -1,4 +1,4 @@
-"""The evaluator's end of a candidate's process: requests with deadlines, a watch on what it uses, and its certain end."""
+"""The evaluator's end of a candidate's process: requests with deadlines, a watch on its use, and its certain end."""
 
 import json
 import math
@@ -20,7 +20,7 @@ from evoteam import processes, sandbox
 
 HARNESS = Path(__file__).with_name("harness.py")
 COOKIE = "EVOTEAM_CANDIDATE"
-OWN_KERNELS = ("mla_paged_decode.py", "mla_paged_decode_cuda.py", "mla_paged_decode_triton.py", "kda_prefill*", "*.cu")
+OWN_KERNELS = ("mla_paged_decode*", "kda_prefill*", "kda_prologue*", "*.cu")
 WATCH_SECONDS = 0.02
 TERM_SECONDS = 0.5
 MESSAGE_BYTES = 1 << 18
@@ -29,8 +29,8 @@ MESSAGE_BYTES = 1 << 18
 class Failure(Exception):
     """Why an evaluation ends.
 
-    kind: one of the verdict's failures. row: the workload it happened on. explained: the message holds all there is to know, the
-    candidate's output adds nothing.
+    kind: one of the verdict's failures. row: the workload it happened on. explained: the message holds all there is to
+    know, the candidate's output adds nothing.
     """
 
     def __init__(self, kind: str, message: str, row: dict | None = None, *, explained: bool = True):
@@ -156,8 +156,14 @@ class Child(Peer):
         argv = [sys.executable, str(HARNESS), str(theirs.fileno()), json.dumps(options)]
         with theirs:
             self.process = sandbox.start(
-                confinement, argv, scratch=Path(self.scratch.name), output=self.output,
-                cookies=dict([self.cookie.split("=", 1)]), pass_fds=(theirs.fileno(),), read=_readable(cuda), cuda=cuda,
+                confinement,
+                argv,
+                scratch=Path(self.scratch.name),
+                output=self.output,
+                cookies=dict([self.cookie.split("=", 1)]),
+                pass_fds=(theirs.fileno(),),
+                read=_readable(cuda),
+                cuda=cuda,
             )
         super().__init__(ours, 0)
         self.known: set[int] = set()
@@ -191,7 +197,9 @@ class Child(Peer):
         if used > self.limits.memory_bytes:
             used = processes.memory_bytes(tree)
         if used > self.limits.memory_bytes:
-            raise Failure("crash", f"it used {used >> 20:,} MiB of memory, the limit is {self.limits.memory_bytes >> 20:,} MiB")
+            raise Failure(
+                "crash", f"it used {used >> 20:,} MiB of memory, the limit is {self.limits.memory_bytes >> 20:,} MiB"
+            )
 
     def lost(self) -> NoReturn:
         try:

@@ -1,7 +1,7 @@
 """Starts a program at the lower levels of confinement; run as a script, with nothing of this project importable.
 
-argv: level (unshare | landlock | none), scratch folder, JSON list of readable paths, then the program and its arguments.
-This process stays as the parent, so that orphans of the program stay below it, and ends with the program's status.
+argv: level (unshare | landlock | none), scratch folder, JSON list of readable paths, then the program and its
+arguments. This process stays as the parent, so that the program's orphans stay below it, and ends with its status.
 """
 
 import ctypes
@@ -13,8 +13,9 @@ import sys
 libc = ctypes.CDLL(None, use_errno=True)
 
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 24, 36, 38
+# these numbers are the same on every architecture
 SYS_MOUNT_SETATTR = 442
-SYS_LANDLOCK_CREATE_RULESET, SYS_LANDLOCK_ADD_RULE, SYS_LANDLOCK_RESTRICT_SELF = 444, 445, 446  # the same on every architecture
+SYS_LANDLOCK_CREATE_RULESET, SYS_LANDLOCK_ADD_RULE, SYS_LANDLOCK_RESTRICT_SELF = 444, 445, 446
 AT_FDCWD, AT_RECURSIVE = -100, 0x8000
 MOUNT_ATTR_RDONLY = 1
 MS_NOSUID, MS_NODEV = 2, 4
@@ -39,7 +40,10 @@ def check(result: int, what: str) -> int:
 def private_files(scratch: str, scratch_bytes: int) -> None:
     """Inside new namespaces: every mount read-only, a tmpfs of bounded size over the scratch folder and /dev/shm."""
     attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY, 0, 0, 0)
-    check(libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, b"/", AT_RECURSIVE, attributes, ctypes.sizeof(attributes)), "read-only /")
+    check(
+        libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, b"/", AT_RECURSIVE, attributes, ctypes.sizeof(attributes)),
+        "read-only /",
+    )
     for folder in (scratch, "/dev/shm"):
         options = f"size={scratch_bytes},mode=0700".encode()
         check(libc.mount(b"tmpfs", folder.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, options), f"tmpfs on {folder}")
@@ -47,7 +51,7 @@ def private_files(scratch: str, scratch_bytes: int) -> None:
 
 
 def landlock(scratch: str, readable: list[str]) -> None:
-    """Only `readable` and /proc can be read, only `scratch`, its own /proc and device nodes written; no TCP, no signals to outside."""
+    """Reads only `readable` and /proc, writes only `scratch`, its own /proc, devices; no TCP, no signals outside."""
     abi = libc.syscall(SYS_LANDLOCK_CREATE_RULESET, None, 0, 1)
     if abi < LANDLOCK_ABI:
         raise OSError(f"Landlock has ABI {abi} here, {LANDLOCK_ABI} or newer is needed (Linux 6.12)")
@@ -67,7 +71,8 @@ def landlock(scratch: str, readable: list[str]) -> None:
 
     for path in (*readable, "/proc"):
         allow(path, FS_READ)
-    for path in (scratch, "/proc/self", *DEVICES, *(f"/dev/{name}" for name in os.listdir("/dev") if name.startswith("nvidia"))):
+    gpus = [f"/dev/{name}" for name in os.listdir("/dev") if name.startswith("nvidia")]
+    for path in (scratch, "/proc/self", *DEVICES, *gpus):
         allow(path, FS_ALL)
     check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     check(libc.syscall(SYS_LANDLOCK_RESTRICT_SELF, handle, 0), "Landlock")
@@ -111,7 +116,7 @@ def main() -> int:
         except OSError as error:
             print(error, file=sys.stderr, flush=True)
             os._exit(126)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the program gets it too; this process must stay until nothing is left
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the program gets it too; this process stays until nothing is left
     while True:
         pid, status = os.wait()
         if pid == child:

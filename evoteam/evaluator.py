@@ -1,20 +1,20 @@
-"""Evaluating candidates from a process that imports neither torch nor NumPy: a separate evaluator process does the work.
+"""Evaluating candidates without importing torch: a separate evaluator process does the work.
 
 Threat model
 ------------
-A candidate is hostile code. It runs alone in a fresh, confined process (`sandbox.py` has the levels). Clock, inputs, reference,
-gate and verdict belong to the evaluator process, which shares with the candidate only the memory of inputs and outputs, one
-socket and one output file. Every kind of cheat listed here has candidates in `tests/exploits/`.
+A candidate is hostile code. It runs alone in a fresh, confined process (`sandbox.py` has the levels). Clock, inputs,
+reference, gate and verdict belong to the evaluator process, which shares with the candidate only the memory of inputs
+and outputs, one socket and one output file. Every kind of cheat listed here has candidates in `tests/exploits/`.
 
-Covered: wrong answers of every kind (zeros, NaN, -inf where none is due, other dtypes, too low a precision, one wrong element);
-patched clocks and synchronization; results kept by pointer, shape or fingerprint; results left over in memory; batched,
-deferred and background work; forged replies; edited inputs; reading or writing files outside its folder, network, other
-processes; hanging, forking, flooding the log, filling disk or memory, killing its own process, outliving its time limit.
+Covered: wrong answers of every kind (zeros, NaN, -inf where none is due, other dtypes, too low a precision, one wrong
+element); patched clocks and synchronization; results kept by pointer, shape or fingerprint; results left over in
+memory; batched, deferred and background work; forged replies; edited inputs; files outside its folder, network, other
+processes; hanging, forking, flooding the log, filling disk or memory, killing its own process, outliving its limit.
 
-Not covered: bugs of the operating system's kernel, of the GPU driver and of the GPU (a kernel can hang or crash the GPU, and
-read what other processes left in its memory); a CPU candidate that moves to a quieter core, or shares its work with processes
-that start and end within one call; approximations that the gate and the input distribution allow; whatever the recorded level of
-confinement leaves open. Run the code of strangers on a machine of its own.
+Not covered: bugs of the operating system's kernel, of the GPU driver and of the GPU (a kernel can hang or crash the
+GPU, and read what other processes left in its memory); a CPU candidate that moves to a quieter core, or shares its work
+with processes that start and end within one call; approximations that the gate and the distribution of inputs allow;
+whatever the recorded level of confinement leaves open. Run the code of strangers on a machine of its own.
 """
 
 import hashlib
@@ -35,7 +35,10 @@ from evoteam.child import Limits
 from evoteam.verdict import Verdict
 
 ROOT = Path(__file__).resolve().parents[1]
-EVALUATOR_FILES = ("arena", "child", "confine", "evaluator", "gate", "gpu_bench", "gpu_harness", "gpu_side", "harness", "judge", "processes", "sandbox", "verdict", "wall_bench")
+EVALUATOR_FILES = (
+    *("arena", "child", "confine", "evaluator", "gate", "gpu_bench", "gpu_harness", "gpu_side"),
+    *("harness", "judge", "processes", "sandbox", "verdict", "wall_bench"),
+)
 TASK_FILES = ("tasks.py", "workloads.py", "workloads.json", "reference.py", "baselines.py", "timing.py", "measure.py")
 COOKIE = "EVOTEAM_EVALUATION"
 GRACE_SECONDS = 420  # beside the candidate's own limits: start-up, references, waiting for another timing
@@ -69,8 +72,8 @@ def task_sha256(name: str) -> str:
 class Evaluator:
     """Evaluates candidates for one task, one after another; a context manager.
 
-    The evaluator process stays warm between candidates and keeps the next candidate's process ready, but no process is ever
-    given a second candidate.
+    The evaluator process stays warm between candidates and keeps the next candidate's process ready, but no process is
+    ever given a second candidate.
     """
 
     def __init__(self, task: str, *, unsafe: bool = False, limits: Limits | None = None):
@@ -85,7 +88,9 @@ class Evaluator:
     def __exit__(self, *_) -> None:
         self._stop()
 
-    def evaluate(self, source: Path, attempt_dir: Path, *, full: bool = False, best: float | None = None, more: bool = True) -> Verdict:
+    def evaluate(
+        self, source: Path, attempt_dir: Path, *, full: bool = False, best: float | None = None, more: bool = True
+    ) -> Verdict:
         """Judges one source file; its log goes into `attempt_dir`.
 
         full: run all workloads, not only the task's feedback. best: run all of them if the score is above this one.
@@ -162,7 +167,13 @@ class Evaluator:
 
 
 def evaluate(
-    source: Path, task: str, attempt_dir: Path, *, unsafe: bool = False, full: bool = False, limits: Limits | None = None
+    source: Path,
+    task: str,
+    attempt_dir: Path,
+    *,
+    unsafe: bool = False,
+    full: bool = False,
+    limits: Limits | None = None,
 ) -> Verdict:
     """Judges one candidate with an evaluator process of its own. See `Evaluator.evaluate`."""
     with Evaluator(task, unsafe=unsafe, limits=limits) as evaluator:

@@ -1,4 +1,4 @@
-"""What a candidate's outputs must pass, on every device: the task's own gate, and a bound on the error next to the baseline's."""
+"""What outputs must pass, on every device: the task's own gate, and a bound on the error next to the baseline's."""
 
 import math
 from dataclasses import dataclass
@@ -7,20 +7,24 @@ from evoteam.child import Failure
 
 OUTPUT_NAMES = ("out", "lse")
 ERROR_RATIO_MARGIN = 1.5
+MEANINGFUL_ELEMENTS = 1024
 SPREAD_LIMIT = 0.10  # above it a row says "unstable"
 
 
 @dataclass(frozen=True, slots=True)
 class Standard:
-    """What the baseline does on a workload: its name, outputs (for their shapes and dtypes) and error ratio."""
+    """What outputs on some inputs are held to: the reference's outputs, and the baseline with its error."""
 
     name: str
     outputs: tuple
+    expected: tuple
     error_ratio: float
 
     @property
     def limit(self) -> float:
-        return max(ERROR_RATIO_MARGIN * self.error_ratio, 1e-6)
+        """The largest error ratio that passes; of a few elements it says nothing, there the task's own gate must do."""
+        few = self.outputs[0].numel() < MEANINGFUL_ELEMENTS
+        return math.inf if few else max(ERROR_RATIO_MARGIN * self.error_ratio, 1e-6)
 
     def specs(self) -> list[dict]:
         """Names, dtypes and shapes that a candidate's outputs must have."""
@@ -42,29 +46,35 @@ def smallest(task):
 
 
 def standard_of(task, workload, inputs: tuple, like: Standard | None):
-    """What the baseline sets on these inputs, and the baseline as a callable, None where it does not take an awkward workload.
+    """The standard that the baseline sets on these inputs, and the baseline as a callable.
 
-    `like` is the standard of an earlier workload: there the outputs have its dtypes, and only the task's own gate applies.
-    Raises Failure when the baseline is wrong: then nothing can be judged here.
+    Where it does not take an awkward workload, the callable is None, the outputs have the dtypes of `like`, an earlier
+    workload's standard, and only the task's own gate applies. Raises Failure when the baseline is wrong.
     """
-    expected = task.reference(inputs)
     try:
         title, run = task.baseline(inputs)
         outputs = tuple(run())
     except Exception:
         if like is None or workload not in task.awkward:
             raise
+        expected = task.reference(inputs)
         outputs = tuple(value.to(known.dtype) for value, known in zip(expected, like.outputs))
-        return Standard("", outputs, math.inf), None
+        return Standard("", outputs, expected, math.inf), None
+    return standard_from(task, workload, inputs, title, outputs), run
+
+
+def standard_from(task, workload, inputs: tuple, title: str, outputs: tuple) -> Standard:
+    """The standard that the baseline's outputs on these inputs set. Raises Failure when they are wrong."""
+    expected = task.reference(inputs)
     error = task.compare(outputs, expected)
     if not error.ok:
         raise Failure("evaluator", f"the baseline itself is wrong: {error.reason}", row_of(workload))
-    return Standard(title, outputs, error.error_ratio), run
+    return Standard(title, outputs, expected, error.error_ratio)
 
 
-def compare(task, workload, outputs: tuple, inputs: tuple, standard: Standard, expected: tuple | None = None):
+def compare(task, workload, outputs: tuple, standard: Standard):
     """The errors of a candidate's outputs. Raises Failure when they do not pass."""
-    error = task.compare(outputs, task.reference(inputs) if expected is None else expected)
+    error = task.compare(outputs, standard.expected)
     row = row_of(workload) | errors_of([error])
     if not error.ok:
         raise Failure("wrong-answer", error.reason, row)

@@ -1,12 +1,13 @@
 """Checks and times a candidate for a GPU task: CUDA events in its process, audited by this process's clock.
 
 What makes a made-up time impossible or useless:
-- Inputs and reference are here: this process keeps a copy of the candidate's inputs, made and changed from the same seeds.
+- Inputs and reference are here: this process has a copy of the candidate's inputs, made from the same seeds.
 - The baseline runs in this process, call by call in turns with the candidate, where the candidate cannot slow it down.
-- Values change before every timed call, outputs are poisoned, the L2 cache is flushed and persisting lines are released. Outputs
-  are taken on the call's own stream right behind it: work on other streams, in threads or put off is not in them.
-- The candidate's process may lie about its times. So the evaluator also times, on its own clock, a request to do 32 calls on 32
-  inputs that are made up in that request, less the same request without calls. A reported time must not be far below that.
+- Values change before every timed call, outputs are poisoned, the L2 cache is flushed, persisting lines are released.
+  Outputs are taken on the call's own stream right behind it: work on other streams, in threads or put off is not there.
+- The candidate's process may lie about its times. So the evaluator also times, on its own clock, a request to do 32
+  calls on 32 inputs that are made up in that request, less the same request without calls. A reported time must not be
+  far below that.
 """
 
 import math
@@ -14,11 +15,9 @@ import random
 import statistics
 import time
 
-import torch
-
 from evoteam.arena import Region
 from evoteam.child import Child, Failure
-from evoteam.gate import SPREAD_LIMIT, Standard, compare, errors_of, row_of, smallest, standard_of
+from evoteam.gate import SPREAD_LIMIT, Standard, compare, errors_of, row_of, smallest, standard_from, standard_of
 from evoteam.gpu_side import AUDIT_CALLS, GpuSide
 
 WARMUPS, PAIRS = 3, 30
@@ -54,9 +53,9 @@ class GpuBench:
 
     def _check(self, workload, rotations: tuple[int, ...]) -> None:
         for rotate in rotations:
-            standard = self._prepare(workload, rotate)
+            self._prepare(workload, rotate)
             self._ask("call", workload)
-            compare(self.task, workload, self._fetch(workload), self.side.inputs, standard)
+            compare(self.task, workload, self._fetch(workload), self.standard)
 
     def time(self, workload) -> dict:
         """The row of one workload: medians in microseconds, ratio, spread, errors of the calls that were compared."""
@@ -70,51 +69,56 @@ class GpuBench:
                 raise Failure("cheat", f"its process reports {sample} for a call", row_of(workload))
             for flip in range(sample["flips"]):
                 self.side.flip(seed + flip)
-            if number in compared:
-                errors.append(compare(self.task, workload, self._fetch(workload), self.side.inputs, standard))
             reading = self.side.sample(None)
+            if number in compared:
+                errors.append(self._compare(workload, self._fetch(workload), self.side.inputs, self.side.taken))
             if number >= 0:
                 ours.append(sample["us"])
                 baseline.append(reading["us"])
                 queued = queued and sample["queued"]
         ours_us, baseline_us = statistics.median(ours), statistics.median(baseline)
         for _ in range(AUDIT_TRIES):
-            audited_us, captured = self._audit(workload, standard)
+            audited_us, captured = self._audit(workload)
             if not captured or ours_us >= AUDIT_SHARE * audited_us:
                 break
         else:
             raise Failure(
                 "cheat",
-                f"its process reports {ours_us:.1f} us a call, by the evaluator's clock a call takes {audited_us:.1f} us",
+                f"its process reports {ours_us:.1f} us a call, "
+                f"by the evaluator's clock a call takes {audited_us:.1f} us",
                 row_of(workload),
             )
         if not captured:
             ours_us = max(ours_us, audited_us)
         spread = max(_spread(ours), _spread(baseline))
-        return row_of(workload) | errors_of(errors) | {
-            "ours_us": round(ours_us, 2),
-            "baseline_us": round(baseline_us, 2),
-            "ratio": baseline_us / ours_us,
-            "audited_us": round(audited_us, 2),
-            "audit": "graph" if captured else "eager",
-            "scope": "run",
-            "timer": "cuda-events",
-            "flush": "dirty",
-            "statistic": "median",
-            "spread": round(spread, 4),
-            "status": "ok" if spread <= SPREAD_LIMIT else "unstable",
-            "calls": len(ours),
-            "baseline": standard.name,
-            "baseline_error_ratio": standard.error_ratio,
-            "queued_ahead": queued,
-            "compared": len(errors),
-        }
+        return (
+            row_of(workload)
+            | errors_of(errors)
+            | {
+                "ours_us": round(ours_us, 2),
+                "baseline_us": round(baseline_us, 2),
+                "ratio": baseline_us / ours_us,
+                "audited_us": round(audited_us, 2),
+                "audit": "graph" if captured else "eager",
+                "scope": "run",
+                "timer": "cuda-events",
+                "flush": "dirty",
+                "statistic": "median",
+                "spread": round(spread, 4),
+                "status": "ok" if spread <= SPREAD_LIMIT else "unstable",
+                "calls": len(ours),
+                "baseline": standard.name,
+                "baseline_error_ratio": standard.error_ratio,
+                "queued_ahead": queued,
+                "compared": len(errors),
+            }
+        )
 
-    def _audit(self, workload, standard: Standard) -> tuple[float, bool]:
+    def _audit(self, workload) -> tuple[float, bool]:
         """Microseconds that a call costs by this process's clock, and whether the calls ran as one CUDA graph.
 
-        The fastest requests count: other work on the host only slows them. Outside a graph the host's time counts as well; a
-        candidate that cannot be captured is held to it.
+        The fastest requests count: other work on the host only slows them. Outside a graph the host's time counts as
+        well; a candidate that cannot be captured is held to it.
         """
         captured = self._ask("audit_setup", workload).get("graph") is True
         self.side.audit_setup()
@@ -126,8 +130,13 @@ class GpuBench:
             spent[calls].append(time.perf_counter() - start)
             self.side.audit(seed, calls=False)
         call = self.random.randrange(AUDIT_CALLS)
-        compare(self.task, workload, self._fetch(workload, call), self.side.audit_inputs(call), standard)
+        inputs = self.side.audit_inputs(call)
+        self._compare(workload, self._fetch(workload, call), inputs, tuple(self.task.baseline(inputs)[1]()))
         return (min(spent[True]) - min(spent[False])) / AUDIT_CALLS * 1e6, captured
+
+    def _compare(self, workload, outputs: tuple, inputs: tuple, baseline_outputs: tuple):
+        standard = standard_from(self.task, workload, inputs, self.standard.name, baseline_outputs)
+        return compare(self.task, workload, outputs, standard)
 
     def _prepare(self, workload, rotate: int = 0) -> Standard:
         number, seed = self.numbers[workload.index], self.random.getrandbits(31)
@@ -156,7 +165,9 @@ class GpuBench:
             for spec in described:
                 outputs.append(self.memory.read(spec).to(self.side.device))
         except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
-            raise Failure("cheat", f"its process describes its outputs as {described}: {error}", row_of(workload)) from error
+            raise Failure(
+                "cheat", f"its process says its outputs are {described}: {error}", row_of(workload)
+            ) from error
         return tuple(outputs)
 
 

@@ -1,6 +1,6 @@
-"""The harness of a candidate for a GPU task: `harness.py` with inputs made on the GPU from seeds, and timing by CUDA events.
+"""The harness of a candidate for a GPU task: inputs made on the GPU from seeds, timing by CUDA events.
 
-Here, too, nothing is believed: reported times must agree with the evaluator's clock, outputs with the evaluator's reference.
+As in `harness.py` nothing here is believed: times must agree with the evaluator's clock, outputs with its reference.
 """
 
 import inspect
@@ -11,7 +11,7 @@ import harness
 from gpu_side import AUDIT_CALLS, GpuSide
 
 GUARDED = (
-    *("torch.cuda.synchronize", "torch.cuda.current_stream", "torch.cuda._sleep", "torch.cuda.Event", "torch.cuda.CUDAGraph.replay"),
+    *(f"torch.cuda.{name}" for name in ("synchronize", "current_stream", "_sleep", "Event", "CUDAGraph.replay")),
     *(f"torch.cuda.Event.{name}" for name in ("record", "query", "synchronize", "elapsed_time")),
     *(f"torch.Tensor.{name}" for name in ("clone", "copy_", "fill_", "mul_", "cpu")),
 )
@@ -24,7 +24,8 @@ class GpuRunner(harness.Runner):
         super().__init__()
         self.side = side
         self.originals = {name: _resolve(name) for name in GUARDED}
-        self.steps |= {"prepare": self.prepare, "sample": self.sample, "audit_setup": self.audit_setup, "audit": self.audit, "fetch": self.fetch}
+        self.steps |= {"prepare": self.prepare, "sample": self.sample, "fetch": self.fetch}
+        self.steps |= {"audit_setup": self.audit_setup, "audit": self.audit}
 
     def load(self, request: dict, fds: list[int]) -> None:
         self.memory = [mmap.mmap(fds[1], 0)]
@@ -40,7 +41,8 @@ class GpuRunner(harness.Runner):
             raise harness.WrongOutput(f"it returned {harness.describe(returned)}, must return a tuple of tensors")
         for value in returned:
             if type(value) is not self.side.torch.Tensor or value.device != self.side.device:
-                raise harness.WrongOutput(f"it returned {harness.describe(value)}, must be a plain torch.Tensor on {self.side.device}")
+                wanted = f"must be a plain torch.Tensor on {self.side.device}"
+                raise harness.WrongOutput(f"it returned {harness.describe(value)}, {wanted}")
         return tuple(returned)
 
     def prepare(self, request: dict, fds: list[int]) -> None:
@@ -52,9 +54,9 @@ class GpuRunner(harness.Runner):
     def _buffers(self) -> dict:
         if not all(spec["name"] in self.parameters for spec in self.specs):
             return {}
-        torch = self.side.torch
+        torch, device = self.side.torch, self.side.device
         return {
-            spec["name"]: torch.full(spec["shape"], torch.nan, dtype=getattr(torch, spec["dtype"]), device=self.side.device)
+            spec["name"]: torch.full(spec["shape"], torch.nan, dtype=getattr(torch, spec["dtype"]), device=device)
             for spec in self.specs
         }
 
@@ -83,7 +85,8 @@ class GpuRunner(harness.Runner):
         for value in taken:
             data = value.detach().contiguous().cpu().reshape(-1).view(self.side.torch.uint8).numpy()
             self.memory[0][offset : offset + data.size] = data.tobytes()
-            found.append({"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape), "offset": offset})
+            dtype = str(value.dtype).removeprefix("torch.")
+            found.append({"dtype": dtype, "shape": list(value.shape), "offset": offset})
             offset += -(-data.size // 64) * 64
         return {"outputs": found}
 
@@ -99,4 +102,3 @@ def _resolve(name: str):
     for part in path:
         found = inspect.getattr_static(found, part)
     return found
-

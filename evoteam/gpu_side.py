@@ -1,6 +1,6 @@
-"""Inputs of a workload on the GPU and calls of one function on them, the same in the candidate's process and in the evaluator's.
+"""Inputs of a workload on the GPU and calls of one function on them, in the candidate's process and in the evaluator's.
 
-Both are fed with the same seeds, so that the evaluator's inputs are at all times what the candidate's should be, bit for bit.
+Both get the same seeds, so that the evaluator's inputs are at all times what the candidate's should be, bit for bit.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ def variant(task, number: int, rotate: int):
 
 
 class GpuSide:
-    """Inputs of one workload on the GPU, and calls of one function on them. The evaluator and the candidate's process have one each."""
+    """Inputs of one workload and calls of one function on them."""
 
     def __init__(self, task, device, stopwatch):
         import torch
@@ -72,9 +72,9 @@ class GpuSide:
     def sample(self, seed: int | None) -> dict:
         """GPU microseconds of one call with a cold L2, and whether all of it was queued ahead.
 
-        The call before it, in the same buffers, is on other values, and its outputs are poisoned. `flips` says how often values
-        were changed, from seeds counted up from `seed`; without a seed they stay. What the call's stream had written when it
-        was done stays in `taken`.
+        The call before it, in the same buffers, is on other values, and its outputs are poisoned. `flips` tells how
+        often values were changed, from seeds counted up from `seed`; without a seed they stay. What the call's stream
+        had written when it was done stays in `taken`.
         """
         outputs, flips = (), 0
 

@@ -1,7 +1,7 @@
 """Runs inside the candidate's process: loads the candidate, maps the shared memory, calls the candidate when told to.
 
-Started as a script, with nothing of this project importable. Everything here is at the candidate's mercy, so nothing here
-is believed: clock, inputs, reference and verdict are the evaluator process's. One message each way per step over a
+Started as a script, with nothing of this project importable. Everything here is at the candidate's mercy, so nothing
+here is believed: clock, inputs, reference and verdict are the evaluator process's. One message each way per step over a
 SEQPACKET socket; a reply repeats the nonce of its request.
 """
 

@@ -1,7 +1,8 @@
-"""The evaluator process: `python -m evoteam.judge OPTIONS`, one JSON request a line on stdin, one verdict a line on the way out.
+"""The evaluator process: `python -m evoteam.judge OPTIONS`, one JSON request a line on stdin, a verdict a line out.
 
-It imports torch, the task and its reference, which the caller's process never does, and it ends when the caller does. While it
-gets ready, and after every evaluation, it starts the next candidate's confined process, which imports torch at the same time.
+It imports torch, the task and its reference, which the caller's process never does, and it ends when the caller does.
+While it gets ready, and after every evaluation, it starts the next candidate's confined process, which imports torch at
+the same time.
 """
 
 import ast
@@ -48,12 +49,17 @@ def screen(source: bytes, entry_point: str) -> ast.Module:
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             names.add(node.name)
-        elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.Import, ast.ImportFrom, ast.If, ast.Try, ast.With, ast.For)):
-            names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-            names |= {(a.asname or a.name) for n in ast.walk(node) if isinstance(n, (ast.Import, ast.ImportFrom)) for a in n.names}
-            names |= {n.name for n in ast.walk(node) if isinstance(n, ast.FunctionDef)}
+        else:
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                    names.add(inner.id)
+                elif isinstance(inner, (ast.Import, ast.ImportFrom)):
+                    names |= {alias.asname or alias.name for alias in inner.names}
+                elif isinstance(inner, ast.FunctionDef):
+                    names.add(inner.name)
     if entry_point not in names:
-        raise Failure("screen", f"the source does not define {entry_point}; it defines {', '.join(sorted(names)) or 'nothing'}")
+        found = ", ".join(sorted(names)) or "nothing"
+        raise Failure("screen", f"the source does not define {entry_point}; it defines {found}")
     for node in ast.walk(tree):
         modules = []
         if isinstance(node, ast.Import):
@@ -75,7 +81,8 @@ def declared_techniques(tree: ast.Module) -> list[str]:
                 value = ast.literal_eval(node.value)
             except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
                 return []
-            return [printable(str(tag).encode("utf-8", "replace"))[:64] for tag in value][:32] if isinstance(value, (list, tuple)) else []
+            tags = value if isinstance(value, (list, tuple)) else []
+            return [printable(str(tag).encode("utf-8", "replace"))[:64] for tag in tags[:32]]
     return []
 
 
@@ -88,7 +95,8 @@ def confirmed_techniques(tree: ast.Module, patterns: dict[str, str]) -> list[str
         code = ast.unparse(tree)
     except RecursionError as error:
         raise Failure("screen", "the source is nested too deeply") from error
-    lines = [line[:MAX_LINE] for line in re.split(r"\n|\\n", code)]  # a string that holds another language is one line of code here
+    # a string that holds a program in another language is one line of code here
+    lines = [line[:MAX_LINE] for line in re.split(r"\n|\\n", code)]
     return [tag for tag, pattern in patterns.items() if any(re.search(pattern, line) for line in lines)]
 
 
@@ -166,7 +174,7 @@ class Judge:
         return self._verdict(evaluation, failure, child, attempt_dir)
 
     def healthy(self) -> bool:
-        """Whether this process can go on: a candidate may have left the GPU in a state that only a new process gets out of."""
+        """Whether this process can go on: some states of the GPU only a new process gets out of."""
         if not self.cuda:
             return True
         import torch
@@ -182,13 +190,15 @@ class Judge:
             source = source_path.read_bytes()
             evaluation.source_sha256 = hashlib.sha256(source).hexdigest()
             tree = screen(source, task.entry_point)
-            evaluation.techniques = {"declared": declared_techniques(tree), "confirmed": confirmed_techniques(tree, task.techniques)}
+            declared, confirmed = declared_techniques(tree), confirmed_techniques(tree, task.techniques)
+            evaluation.techniques = {"declared": declared, "confirmed": confirmed}
         with evaluation.enter("import"):
             child.seconds_left = self.limits.import_s + 60  # the harness's own start is not the candidate's
             try:
                 child.ready()
             except Failure as problem:
-                raise Failure("evaluator", f"the confined process did not start: {problem.message}", explained=False) from problem
+                reason = f"the confined process did not start: {problem.message}"
+                raise Failure("evaluator", reason, explained=False) from problem
             child.seconds_left = self.limits.import_s
             bench = self._load(child, source)
         try:
@@ -244,7 +254,7 @@ class Judge:
             message = head_and_tail(failure.message.encode("utf-8", "replace"), MESSAGE_LIMIT)
             if not failure.explained and log.strip():
                 message += "\n\nEnd of its output:\n" + printable(log.encode("utf-8", "replace"))[-MESSAGE_LIMIT // 2 :]
-        seconds = evaluation.seconds
+        on_gpu = sum(evaluation.seconds.get(phase, 0) for phase in ("compile", "check", "time", "full"))
         return {
             "source_sha256": evaluation.source_sha256,
             "phase": evaluation.phase,
@@ -258,8 +268,8 @@ class Judge:
             "confinement": self.confinement.record(),
             "device": _device(self.cuda),
             "versions": _versions(),
-            "seconds": seconds,
-            "gpu_seconds": round(sum(seconds.get(p, 0) for p in ("compile", "check", "time", "full")), 3) if self.cuda else 0.0,
+            "seconds": evaluation.seconds,
+            "gpu_seconds": round(on_gpu, 3) if self.cuda else 0.0,
             "techniques": evaluation.techniques,
         }
 
@@ -330,7 +340,8 @@ def main() -> None:
         request = json.loads(line)
         if judge.spare is None or judge.spare.process.poll() is not None:
             judge.prepare()
-        verdict = judge.judge(Path(request["source"]), Path(request["attempt_dir"]), full=request["full"], best=request["best"])
+        source, attempt_dir = Path(request["source"]), Path(request["attempt_dir"])
+        verdict = judge.judge(source, attempt_dir, full=request["full"], best=request["best"])
         print(json.dumps(verdict), file=replies, flush=True)
         if not judge.healthy():
             break

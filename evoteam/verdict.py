@@ -17,8 +17,7 @@ class Verdict:
     """The judgment of one candidate.
 
     phase        the last phase that was entered; a failure happened in it
-    failure      "" for a valid candidate, else its kind; "evaluator" is a fault of the machine or of this program, never
-                 the candidate's
+    failure      "" for a valid candidate, else its kind; "evaluator" is a fault of the machine or of this program
     score        geometric mean of baseline time / candidate time over the feedback workloads; 0 on any failure
     full_score   the same over all workloads, None unless all of them were run
     rows         one record a workload: times in microseconds, ratio, errors, status
@@ -92,7 +91,7 @@ class Verdict:
 
 
 def head_and_tail(data: bytes, limit: int = 4000) -> str:
-    """At most about `limit` bytes of `data` as printable text: its head, its tail, how many bytes were left out between them."""
+    """At most about `limit` bytes of `data` as printable text: head, tail, how many bytes were left out between."""
     if len(data) <= limit:
         return printable(data)
     half = limit // 2
@@ -100,5 +99,5 @@ def head_and_tail(data: bytes, limit: int = 4000) -> str:
 
 
 def printable(data: bytes) -> str:
-    """As UTF-8 text; what is not text, and control characters that a terminal would obey, become replacement characters."""
+    """As UTF-8 text; what is not text, and what a terminal would obey, becomes replacement characters."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in data.decode("utf-8", "replace"))

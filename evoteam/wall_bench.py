@@ -1,17 +1,18 @@
 """Checks and times a candidate for a CPU task: its process and the baseline's in turns, on this process's clock.
 
 What makes a made-up time impossible or useless:
-- Clock, inputs and reference are here. A call ends when its outputs have been copied away: work that is put off is either in
-  the time or not in the result.
-- A call costs the larger of its wall and CPU time, plus the CPU time used since the call before: threads gain nothing. Of the
-  wall time, what the call spent waiting for a CPU that others had is taken off, unless any process was started meanwhile.
-- The same buffers hold other contents in every call. In a counted call all of them are new; unannounced between those stand
-  traps, calls in which only values changed, or a single row whose effect can be seen.
+- Clock, inputs and reference are here. A call ends when its outputs have been copied away: work that is put off is
+  either in the time or not in the result.
+- A call costs the larger of its wall and CPU time, plus the CPU time used since the call before: threads gain nothing.
+  Of the wall time, what the call spent waiting for a CPU that others had is taken off, unless any process was started
+  meanwhile.
+- The same buffers hold other contents in every call. In a counted call all of them are new; unannounced between those
+  stand traps, calls in which only values changed, or a single row whose effect can be seen.
 - Outputs are poisoned before every call. The traps, the fastest calls and others chosen at random are compared with the
   reference afterwards. Inputs must come back untouched after every call, and no process may be left.
 
-Other work on the machine only ever makes a call slower, so a workload's time is the fastest of its counted calls, taken once
-several others came close to it.
+Other work on the machine only ever makes a call slower, so a workload's time is the fastest of its counted calls, taken
+once several others came close to it.
 """
 
 import os
@@ -26,13 +27,25 @@ import torch
 from evoteam import harness, processes
 from evoteam.arena import Arena
 from evoteam.child import Child, Failure, Peer
-from evoteam.gate import OUTPUT_NAMES, SPREAD_LIMIT, Standard, compare, errors_of, row_of, smallest, standard_of
+from evoteam.gate import (
+    OUTPUT_NAMES,
+    SPREAD_LIMIT,
+    Standard,
+    compare,
+    errors_of,
+    row_of,
+    smallest,
+    standard_from,
+    standard_of,
+)
 
 CPU = torch.device("cpu")
 WARMUPS = 1
 MIN_COUNTED, MAX_COUNTED = 9, 60
 CLOSE = 1.03  # a call this near to the fastest confirms it
-REVALUED = 2  # traps among the first calls of a workload: other values on the same page table; and one row of each input changed
+REVALUED = (
+    2  # traps of a workload with other values on the same page table; beside them one for each input, a row changed
+)
 NUDGE_TRIES = 12
 COMPARED_FASTEST, COMPARED_AT_RANDOM = 3, 3
 BACKGROUND_SHARE, BACKGROUND_US = 0.25, 5_000.0  # CPU time between calls that is no accident any more
@@ -116,16 +129,17 @@ class WallBench:
 
     def _check(self, workload, calls: int) -> None:
         inputs = self._fresh(workload)
-        standard = self._bind(workload, inputs, ("candidate",))
+        self._bind(workload, inputs, ("candidate",))
         for number in range(calls):
             if number:
                 inputs = self._fresh(workload)
+                self.standard, _ = standard_of(self.task, workload, inputs, self.standard)
                 self.arenas["candidate"].write(inputs)
             _, outputs = self._call("candidate", workload, inputs)
-            compare(self.task, workload, outputs, inputs, standard)
+            compare(self.task, workload, outputs, self.standard)
 
     def time(self, workload) -> dict:
-        """The row of one workload: fastest calls in microseconds, ratio, spread, errors of the calls that were compared."""
+        """The row of one workload: fastest calls in microseconds, ratio, spread, errors of the compared calls."""
         inputs = self._fresh(workload)
         standard = self._bind(workload, inputs, tuple(self.peers))
         places = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor) and value.is_floating_point()]
@@ -145,12 +159,17 @@ class WallBench:
         self._refuse_background_work(workload, [pair.candidate for pair in pairs + traps])
         compared = traps + sorted(pairs, key=lambda pair: pair.candidate.total)[:COMPARED_FASTEST]
         compared += self.random.sample(pairs, COMPARED_AT_RANDOM)
-        errors = errors_of([self._compare_pair(workload, pair, standard) for pair in compared])
-        return row_of(workload) | _figures(pairs) | errors | {
-            "baseline": standard.name,
-            "baseline_error_ratio": standard.error_ratio,
-            "compared": len(compared),
-        }
+        errors = errors_of([self._compare_pair(workload, pair, standard.name) for pair in compared])
+        return (
+            row_of(workload)
+            | _figures(pairs)
+            | errors
+            | {
+                "baseline": standard.name,
+                "baseline_error_ratio": standard.error_ratio,
+                "compared": len(compared),
+            }
+        )
 
     def _pair(self, workload, inputs: tuple, number: int) -> "Pair":
         """One call of each side on these inputs, the side that goes first alternating."""
@@ -165,7 +184,7 @@ class WallBench:
         return self.task.make_inputs(workload, self.random.getrandbits(31), CPU)
 
     def _nudged(self, workload, last: Pair, place: int) -> tuple:
-        """The inputs of the last call with one row of one of them negated, such that that call's outputs would no longer pass."""
+        """The last call's inputs with one row of one of them negated, such that its outputs would no longer pass."""
         rows = last.inputs[place].reshape(len(last.inputs[place]), -1).isfinite().all(1).nonzero().flatten().tolist()
         for row in self.random.sample(rows, min(NUDGE_TRIES, len(rows))):
             tensor = last.inputs[place].clone()
@@ -217,25 +236,23 @@ class WallBench:
     def _waited(self, peer: Peer) -> int:
         return processes.waited_ns(peer.pid) + processes.waited_ns(os.getpid())
 
-    def _compare_pair(self, workload, pair: Pair, standard: Standard):
-        expected = self.task.reference(pair.inputs)
-        reason = self.task.compare(pair.baseline_outputs, expected).reason
-        if reason:
-            raise Failure("evaluator", f"the baseline was wrong in a timed call: {reason}", row_of(workload))
-        return compare(self.task, workload, pair.outputs, pair.inputs, standard, expected)
+    def _compare_pair(self, workload, pair: Pair, title: str):
+        standard = standard_from(self.task, workload, pair.inputs, title, pair.baseline_outputs)
+        return compare(self.task, workload, pair.outputs, standard)
 
     def _refuse_background_work(self, workload, costs: list[Cost]) -> None:
         between, calls = sum(cost.between for cost in costs), sum(cost.call for cost in costs)
         if between > BACKGROUND_SHARE * calls + BACKGROUND_US:
             raise Failure(
                 "cheat",
-                f"it computed for {between / 1e3:.1f} ms between calls that took {calls / 1e3:.1f} ms: work goes on after return",
+                f"it computed for {between / 1e3:.1f} ms between calls that took {calls / 1e3:.1f} ms: "
+                "work goes on after return",
                 row_of(workload),
             )
 
 
 def _revalued(inputs: tuple) -> tuple:
-    """The columns of every floating-point input times random signs: the same structure, NaN where it was, other values."""
+    """The columns of floating-point inputs times random signs: the same structure, NaN where it was, other values."""
     changed = []
     for value in inputs:
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() > 1:
@@ -250,7 +267,7 @@ def _sides(pairs: list[Pair]) -> tuple[list[float], list[float]]:
 
 
 def _confirmation(us: list[float]) -> float:
-    """How far above the fastest call the fastest eighth of the calls reaches (at least the third-fastest call), as a factor."""
+    """The slowest of the fastest eighth of the calls (the third-fastest at least), as a multiple of the fastest."""
     ordered = sorted(us)
     return ordered[max(2, len(ordered) // 8)] / ordered[0]
 

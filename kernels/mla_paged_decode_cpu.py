@@ -1,7 +1,7 @@
 """MLA paged decode as a task for any laptop: the GPU task's definition on small inputs, one CPU core, wall time.
 
-The baseline is the plain PyTorch reference in fp32. It goes through the requests one by one; what there is to gain lies in
-batching them, in reading shared pages once, and in leaving out copies and passes over the data.
+The baseline is the plain PyTorch reference in fp32. It goes through the requests one by one; what there is to gain lies
+in batching them, in reading shared pages once, and in leaving out copies and passes over the data.
 """
 
 import math
@@ -38,20 +38,21 @@ For request b with rows I = kv_indices[kv_indptr[b]:kv_indptr[b + 1]], K = ckv_c
     out = softmax(s) @ K                                    the value row is the same K
     lse = log2(sum(exp(s)))                                 base 2
 
-A request without rows gives out = 0 and lse = -inf. Pages may repeat and may be shared by requests. Pages that no request
-refers to hold NaN, and entries of kv_indices beyond kv_indptr[B] are garbage: neither may be read.
+A request without rows gives out = 0 and lse = -inf. Pages may repeat and may be shared by requests. Pages that no
+request refers to hold NaN, and entries of kv_indices beyond kv_indptr[B] are garbage: neither may be read.
 
-Every element of both outputs must be within 1e-2 absolute or relative of an fp64 reference, and the error norm of `out` may be
-at most 1.5 times the baseline's. Inputs must not be written to.
+Every element of both outputs must be within 1e-2 absolute or relative of an fp64 reference, and the error norm of `out`
+may be at most 1.5 times the baseline's. Inputs must not be written to.
 
-Timed is one call on the evaluator's clock, request to result, on one CPU core: all CPU time counts, that of other threads and
-of the time between calls included, while time spent waiting for a CPU that other programs use does not. Contents of every input change between calls while the buffers stay the same, so nothing
-derived from contents can be kept from call to call; scratch buffers can. If the function takes `out` and `lse` as keyword
-arguments, it is given buffers to write to and must return them.
+Timed is one call on the evaluator's clock, request to result, on one CPU core: all CPU time counts, that of other
+threads and of the time between calls included, while time spent waiting for a CPU that other programs use does not.
+Contents of every input change between calls while the buffers stay the same, so nothing derived from contents can be
+kept from call to call; scratch buffers can. If the function takes `out` and `lse` as keyword arguments, it is given
+buffers to write to and must return them.
 
-The score is the geometric mean over the workloads of baseline time / your time. The baseline is a loop over requests in plain
-PyTorch, in fp32. Workloads have 1 to 64 requests of 1 to 450 rows; in some, all requests begin with the
-same pages.
+The score is the geometric mean over the workloads of baseline time / your time. The baseline is a loop over requests in
+plain PyTorch, in fp32. Workloads have 1 to 64 requests of 1 to 450 rows; in some, all requests begin with the same
+pages.
 """
 
 TECHNIQUES = {
@@ -112,7 +113,7 @@ AWKWARD = (
 
 
 def make_inputs(workload: CpuWorkload, seed: int, device) -> tuple:
-    """The definition's positional arguments on `device`; which request has which length, pages and values follow the seed."""
+    """The definition's positional arguments on `device`; lengths, pages and values of each request follow the seed."""
     import numpy as np
     import torch
 

@@ -19,12 +19,12 @@ Write a Python module that defines
 | x | [rows, width] | bfloat16 |
 | weight | [width] | bfloat16 |
 
-`out` [rows, width] bfloat16 is `x / sqrt(mean(x^2) + 1e-6) * weight`, computed in float32. Inputs must not be written to.
+`out` [rows, width] bfloat16 is `x / sqrt(mean(x^2) + 1e-6) * weight`, computed in float32. Inputs must be left alone.
 
-Every element must be within 1e-2 absolute or relative of an fp64 reference, and the error norm may be at most 1.5 times the
-baseline's. Timed is one call in wall time on one CPU core. Contents change between calls while the buffers stay the same. If the
-function takes `out` as a keyword argument, it is given a buffer to write to. The score is the geometric mean over the workloads
-of baseline time / your time; the baseline is plain PyTorch in float32.
+Every element must be within 1e-2 absolute or relative of an fp64 reference, and the error norm may be at most 1.5 times
+the baseline's. Timed is one call in wall time on one CPU core. Contents change between calls while the buffers stay the
+same. If the function takes `out` as a keyword argument, it is given a buffer to write to. The score is the geometric
+mean over the workloads of baseline time / your time; the baseline is plain PyTorch in float32.
 """
 
 
@@ -46,7 +46,12 @@ class Shape:
         return self.rows * self.width
 
 
-WORKLOADS = (Shape(0, "wide", 64, 8192), Shape(1, "square", 1024, 1024), Shape(2, "narrow", 8192, 64), Shape(3, "one-row", 1, 65536))
+WORKLOADS = (
+    Shape(0, "wide", 64, 8192),
+    Shape(1, "square", 1024, 1024),
+    Shape(2, "narrow", 8192, 64),
+    Shape(3, "one-row", 1, 65536),
+)
 FEEDBACK = (0, 1, 2)  # what authors see; the rest is kept for a new best
 AWKWARD = (Shape(100, "one-element", 1, 1), Shape(101, "odd", 3, 17), Shape(102, "no-rows", 0, 5))
 
@@ -74,7 +79,7 @@ def reference(inputs: tuple) -> tuple:
 
 
 def baseline(inputs: tuple):
-    """The baseline's name, and a callable that computes the outputs in their final dtypes. Prepare ahead what may be prepared."""
+    """The baseline's name, and a callable for the outputs in their final dtypes. Prepare ahead what may be."""
     import torch
 
     return "plain PyTorch, fp32", lambda: (rms_norm(*inputs, torch.float32).to(torch.bfloat16),)
@@ -115,5 +120,9 @@ def task():
         reference=reference,
         baseline=baseline,
         compare=compare,
-        techniques={"fused": r"rms_norm\(|torch\.compile", "native-code": r"ctypes|cpp_extension", "in-place": r"\bout=|mul_\("},
+        techniques={
+            "fused": r"rms_norm\(|torch\.compile",
+            "native-code": r"ctypes|cpp_extension",
+            "in-place": r"\bout=|mul_\(",
+        },
     )

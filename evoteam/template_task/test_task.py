@@ -35,7 +35,9 @@ def test_seed_decides_everything():
     assert not any(torch.equal(a, b) for a, b in zip(one, other))
 
 
-@pytest.mark.parametrize("spoil", [torch.zeros_like, lambda out: torch.full_like(out, math.nan), lambda out: out.float()])
+@pytest.mark.parametrize(
+    "spoil", [torch.zeros_like, lambda out: torch.full_like(out, math.nan), lambda out: out.float()]
+)
 def test_gate_refuses(spoil):
     inputs = TASK.make_inputs(TASK.workloads[1], 1, CPU)
     (out,) = TASK.baseline(inputs)[1]()

@@ -28,7 +28,10 @@ RECORD = dict(task=TASK, source_sha256="a", task_sha256="b", evaluator_sha256="c
 def python(code: str, *arguments, timeout=60, **environment) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)} | environment, capture_output=True, timeout=timeout,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        timeout=timeout,
     )
 
 
@@ -60,7 +63,7 @@ def test_valid_candidate_has_a_whole_verdict(evaluator, write, tmp_path):
         assert row["ratio"] == pytest.approx(row["baseline_us"] / row["ours_us"], rel=0.01)
         assert row["calls"] >= 9 and row["compared"] == 12 and row["error_ratio"] < 3e-3
         product *= row["ratio"]
-    assert verdict.score == pytest.approx(product ** 0.2) and 0.5 < verdict.score < 1.5
+    assert verdict.score == pytest.approx(product**0.2) and 0.5 < verdict.score < 1.5
     assert verdict.worst["ratio"] == min(row["ratio"] for row in verdict.rows)
     assert verdict.techniques == {"declared": ["batched", "no-such-tag"], "confirmed": []}
     assert verdict.confinement["level"] in ("bubblewrap", "unshare", "landlock") and verdict.confinement["open"]
@@ -79,15 +82,23 @@ def test_failure_tells_where_and_why(evaluator, write, tmp_path):
     verdict = evaluator.evaluate(write(WRONG), tmp_path)
     assert (verdict.failure, verdict.phase, verdict.score, verdict.rows) == ("wrong-answer", "compile", 0, [])
     assert verdict.worst["workload"] == "one-row" and verdict.worst["max_abs"] > 0.01 and "must be" in verdict.message
-    verdict = evaluator.evaluate(write("import math\ndef mla_paged_decode(*inputs):\n    return math.nonsense\n"), tmp_path)
+    verdict = evaluator.evaluate(
+        write("import math\ndef mla_paged_decode(*inputs):\n    return math.nonsense\n"), tmp_path
+    )
     assert (verdict.failure, verdict.phase) == ("compile", "compile")
-    assert "candidate.py\", line 3" in verdict.message and "nonsense" in verdict.message and "harness" not in verdict.message
+    assert (
+        'candidate.py", line 3' in verdict.message
+        and "nonsense" in verdict.message
+        and "harness" not in verdict.message
+    )
     verdict = evaluator.evaluate(write("import no_such_module\ndef mla_paged_decode(): pass\n"), tmp_path)
     assert (verdict.failure, verdict.phase) == ("import", "import") and "no_such_module" in verdict.message
 
 
 def test_crash_brings_the_end_of_the_output(evaluator, write, tmp_path):
-    verdict = evaluator.evaluate(write("import os\ndef mla_paged_decode(*_):\n    print('last words', flush=True)\n    os.abort()\n"), tmp_path)
+    verdict = evaluator.evaluate(
+        write("import os\ndef mla_paged_decode(*_):\n    print('last words', flush=True)\n    os.abort()\n"), tmp_path
+    )
     assert verdict.failure == "crash" and "SIGABRT" in verdict.message and "last words" in verdict.message
 
 
@@ -102,8 +113,14 @@ def test_crash_brings_the_end_of_the_output(evaluator, write, tmp_path):
         ("def mla_paged_decode(): return " + "(" * 500 + ")" * 500, "does not parse"),
         ("def mla_paged_decode(): return " + "-" * 50_000 + "1", "does not parse"),
         ("def mla_paged_decode(): pass\n" + "#" * MAX_SOURCE_BYTES, "bytes, at most"),
-        ("def mla_paged_decode():\n    from kernels import reference", "line 2 imports kernels: a candidate is one self-contained file"),
-        ("import flashinfer.mla\nmla_paged_decode = 1", "line 1 imports flashinfer.mla: the baseline cannot be the candidate"),
+        (
+            "def mla_paged_decode():\n    from kernels import reference",
+            "line 2 imports kernels: a candidate is one self-contained file",
+        ),
+        (
+            "import flashinfer.mla\nmla_paged_decode = 1",
+            "line 1 imports flashinfer.mla: the baseline cannot be the candidate",
+        ),
     ],
 )
 def test_screen_refuses(source, words):
@@ -113,13 +130,30 @@ def test_screen_refuses(source, words):
 
 
 @pytest.mark.parametrize(
-    "source", ["from m import f as g", "try:\n    def g(): pass\nexcept ImportError:\n    g = None", "if 1:\n    g = lambda: 0", "class g: pass", "h = g = 1"]
+    "source",
+    [
+        "from m import f as g",
+        "try:\n    def g(): pass\nexcept ImportError:\n    g = None",
+        "if 1:\n    g = lambda: 0",
+        "class g: pass",
+        "h = g = 1",
+    ],
 )
 def test_screen_finds_the_entry_point_however_it_is_defined(source):
     screen(source.encode(), "g")
 
 
-@pytest.mark.parametrize("value, tags", [("['a', 'b']", ["a", "b"]), ("('a',)", ["a"]), ("['a'] + x", []), ("3", []), ("[1]", ["1"]), (r"['\ud800\x1b']", ["?\ufffd"])])
+@pytest.mark.parametrize(
+    "value, tags",
+    [
+        ("['a', 'b']", ["a", "b"]),
+        ("('a',)", ["a"]),
+        ("['a'] + x", []),
+        ("3", []),
+        ("[1]", ["1"]),
+        (r"['\ud800\x1b']", ["?\ufffd"]),
+    ],
+)
 def test_declared_techniques(value, tags):
     assert declared_techniques(screen(f"TECHNIQUES = {value}\ndef f(): pass".encode(), "f")) == tags
 
@@ -180,12 +214,16 @@ def test_caller_stays_light_and_locale_does_not_matter(write, tmp_path):
 
 
 def alive(pids: set[int]) -> set[int]:
-    return {pid for pid in pids if os.path.exists(f"/proc/{pid}") and ") Z" not in Path(f"/proc/{pid}/stat").read_text()}
+    return {
+        pid for pid in pids if os.path.exists(f"/proc/{pid}") and ") Z" not in Path(f"/proc/{pid}/stat").read_text()
+    }
 
 
 def test_nothing_lives_on_when_the_caller_is_killed(write, tmp_path):
     source = write("import time\ndef mla_paged_decode(*_):\n    time.sleep(3600)\n")
-    process = subprocess.Popen([sys.executable, "-c", LIGHT, source, tmp_path], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    process = subprocess.Popen(
+        [sys.executable, "-c", LIGHT, source, tmp_path], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
     deadline = time.monotonic() + 30
     while len(processes.descendants(process.pid)) < 4 and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -201,7 +239,7 @@ def test_nothing_lives_on_when_the_caller_is_killed(write, tmp_path):
 
 
 def test_a_candidate_costs_little_beside_its_own_run_time(evaluator, write, tmp_path):
-    """With a warm evaluator; the calls of the baseline and the comparisons are part of the cost, the candidate's calls are not."""
+    """With a warm evaluator, in seconds: baseline, comparisons and the candidate's own calls, about one second here."""
     if os.getloadavg()[0] > len(os.sched_getaffinity(0)):
         pytest.skip("the machine is busy: a wall-clock time says nothing")
     evaluator.evaluate(write(WRONG), tmp_path)

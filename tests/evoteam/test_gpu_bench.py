@@ -1,4 +1,4 @@
-"""The GPU bench without a GPU: both sides of its protocol on the CPU task, with a stand-in for CUDA's clock, graphs and waits.
+"""The GPU bench without a GPU: both sides of its protocol on the CPU task, with stand-ins for CUDA's clock and graphs.
 
 What only a GPU can show is in tests/exploits/test_gpu_exploits.py.
 """
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 class WallStopwatch:
-    """Times a call by the wall clock, as `kernels.timing.Stopwatch` does by events; `retries` samples are taken twice."""
+    """Times by the wall clock as `kernels.timing.Stopwatch` does by events; `retries` samples are taken twice."""
 
     def __init__(self, retries: int = 0):
         self.retries = retries
@@ -59,7 +59,9 @@ def cuda(monkeypatch):
         yield
 
     real = gpu_side.GpuSide.audit_capture
-    monkeypatch.setattr(gpu_side.GpuSide, "audit_capture", lambda side, buffers: captured.append(side) or real(side, buffers))
+    monkeypatch.setattr(
+        gpu_side.GpuSide, "audit_capture", lambda side, buffers: captured.append(side) or real(side, buffers)
+    )
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", graph)
@@ -101,7 +103,9 @@ def bench(cuda, monkeypatch, tmp_path):
         task, memory = load_task("mla-paged-decode-cpu"), Region()
         runner = gpu_harness.GpuRunner(gpu_side.GpuSide(task, CPU, WallStopwatch(retries)))
         (tmp_path / "source.py").write_text(source)
-        runner.load({"entry_point": "mla_paged_decode"}, [os.open(tmp_path / "source.py", os.O_RDONLY), os.dup(memory.fd)])
+        runner.load(
+            {"entry_point": "mla_paged_decode"}, [os.open(tmp_path / "source.py", os.O_RDONLY), os.dup(memory.fd)]
+        )
         bench = gpu_bench.GpuBench(task, Connection(runner.steps), gpu_side.GpuSide(task, CPU, WallStopwatch()), memory)
         opened.append(bench)
         return bench, runner
@@ -132,7 +136,9 @@ def test_honest_candidate_is_checked_and_timed(bench, retries):
 
 
 def test_given_outputs_are_used(bench):
-    source = candidate("def mla_paged_decode(*inputs, out, lse):\n    o, l = honest(*inputs)\n    return out.copy_(o), lse.copy_(l)\n")
+    source = candidate(
+        "def mla_paged_decode(*inputs, out, lse):\n    o, l = honest(*inputs)\n    return out.copy_(o), lse.copy_(l)\n"
+    )
     bench, runner = bench(source)
     bench.check(workload(bench, "few-short"))
     assert runner.side.buffers.keys() == {"out", "lse"} and runner.side.taken[0] is runner.side.buffers["out"]
@@ -141,11 +147,27 @@ def test_given_outputs_are_used(bench):
 @pytest.mark.parametrize(
     "kind, words, cheat",
     [
-        ("wrong-answer", "must be", "kept = []\ndef mla_paged_decode(*inputs):\n    kept.append(honest(*inputs))\n    return kept[0]"),
-        ("wrong-answer", "must be a plain torch.Tensor", "def mla_paged_decode(*inputs):\n    return [list(x) for x in honest(*inputs)]"),
+        (
+            "wrong-answer",
+            "must be",
+            "kept = []\ndef mla_paged_decode(*inputs):\n    kept.append(honest(*inputs))\n    return kept[0]",
+        ),
+        (
+            "wrong-answer",
+            "must be a plain torch.Tensor",
+            "def mla_paged_decode(*inputs):\n    return [list(x) for x in honest(*inputs)]",
+        ),
         ("wrong-answer", "must return a tuple", "def mla_paged_decode(*inputs):\n    return None"),
-        ("wrong-answer", "float64", "def mla_paged_decode(*inputs):\n    out, lse = honest(*inputs)\n    return out, lse.double()"),
-        ("cheat", "replaced torch.cuda.synchronize", "torch.cuda.synchronize = lambda *_: 0\ndef mla_paged_decode(*i):\n    return honest(*i)"),
+        (
+            "wrong-answer",
+            "float64",
+            "def mla_paged_decode(*inputs):\n    out, lse = honest(*inputs)\n    return out, lse.double()",
+        ),
+        (
+            "cheat",
+            "replaced torch.cuda.synchronize",
+            "torch.cuda.synchronize = lambda *_: 0\ndef mla_paged_decode(*i):\n    return honest(*i)",
+        ),
         ("crash", "boom", "def mla_paged_decode(*inputs):\n    raise ValueError('boom')"),
     ],
 )
@@ -162,7 +184,9 @@ def test_stale_answer_in_a_timed_call_is_caught(bench):
     """The buffers' contents change before every sample: an answer kept by pointer is wrong from the second one on."""
     source = candidate(
         "kept = {}\ndef mla_paged_decode(*inputs):\n"
-        "    return kept.setdefault(tuple(x.data_ptr() for x in inputs[:-1]), None) or kept.update({tuple(x.data_ptr() for x in inputs[:-1]): honest(*inputs)}) or honest(*inputs)\n"
+        "    key = tuple(value.data_ptr() for value in inputs[:-1])\n"
+        "    kept[key] = kept.get(key) or honest(*inputs)\n"
+        "    return tuple(value.clone() for value in kept[key])\n"
     )
     bench, _ = bench(source)
     with pytest.raises(Failure) as caught:
@@ -179,7 +203,16 @@ def test_reported_time_below_the_audited_one_is_refused(bench):
     assert caught.value.kind == "cheat" and "by the evaluator's clock" in caught.value.message
 
 
-@pytest.mark.parametrize("reply", [{}, {"us": "1", "flips": 1}, {"us": float("nan"), "flips": 1}, {"us": -1.0, "flips": 1}, {"us": 1.0, "flips": 10**9}])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {},
+        {"us": "1", "flips": 1},
+        {"us": float("nan"), "flips": 1},
+        {"us": -1.0, "flips": 1},
+        {"us": 1.0, "flips": 10**9},
+    ],
+)
 def test_impossible_sample_is_refused(bench, reply):
     bench, runner = bench(HONEST)
     runner.steps["sample"] = lambda request, fds: reply
@@ -190,8 +223,15 @@ def test_impossible_sample_is_refused(bench, reply):
 
 @pytest.mark.parametrize(
     "outputs",
-    [None, 7, [{}], [{"dtype": "load", "shape": [1], "offset": 0}], [{"dtype": "float32", "shape": [1 << 40], "offset": 0}],
-     [{"dtype": "float32", "shape": [1], "offset": -4}], [{"dtype": "float32", "shape": [-1], "offset": 0}]],
+    [
+        None,
+        7,
+        [{}],
+        [{"dtype": "load", "shape": [1], "offset": 0}],
+        [{"dtype": "float32", "shape": [1 << 40], "offset": 0}],
+        [{"dtype": "float32", "shape": [1], "offset": -4}],
+        [{"dtype": "float32", "shape": [-1], "offset": 0}],
+    ],
 )
 def test_impossible_outputs_are_refused(bench, outputs):
     bench, runner = bench(HONEST)

@@ -23,11 +23,20 @@ def fork(tmp_path):
 
 def test_new_task_passes_its_own_tests(fork):
     written = create("row-norm", fork)
-    assert [str(path.relative_to(fork)) for path in written] == ["kernels/row_norm_task.py", "tests/kernels/test_row_norm_task.py"]
-    assert "@" not in "".join(path.read_text().replace("@pytest", "").replace("@dataclass", "").replace("@property", "") for path in written)
+    assert [str(path.relative_to(fork)) for path in written] == [
+        "kernels/row_norm_task.py",
+        "tests/kernels/test_row_norm_task.py",
+    ]
+    assert "@" not in "".join(
+        path.read_text().replace("@pytest", "").replace("@dataclass", "").replace("@property", "") for path in written
+    )
     found = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(written[1])],
-        cwd=fork, env=os.environ | {"PYTHONPATH": str(fork)}, capture_output=True, text=True, timeout=200,
+        cwd=fork,
+        env=os.environ | {"PYTHONPATH": str(fork)},
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     assert "12 passed" in found.stdout, found.stdout + found.stderr
 
