@@ -24,7 +24,8 @@ NUM_HEADS = (8, 16, 32, 64, 128)
 PAGE_SIZES = (1, 16, 32, 64)
 DTYPES = (torch.bfloat16, torch.float16)
 ALIGNMENT = 16  # bytes: rows are moved in 16-byte pieces
-MAX_TOKENS = 2**31 - 1  # token positions are 32-bit on the device; row offsets are 64-bit
+MAX_TOKENS = 2**30  # token positions are 32-bit on the device, with room for sums of two; row offsets are 64-bit
+MAX_STRIDE = 2**32  # bytes between pages, tokens, requests or heads; 64-bit offsets are products with it
 
 
 class MLAInputError(ValueError):
@@ -56,7 +57,7 @@ def mla_paged_decode(
         ckv_cache: [P, page_size, 512], same dtype, page_size in 1, 16, 32, 64; any strides with contiguous rows.
         kpe_cache: [P, page_size, 64], same dtype.
         kv_indptr: int32 [B + 1], not decreasing; kv_indptr[0] may be above 0.
-        kv_indices: int32 [N], N >= kv_indptr[B]; entries past kv_indptr[B] are never read.
+        kv_indices: int32 [N], N >= kv_indptr[B]; entries past kv_indptr[B] are never followed.
         sm_scale: factor on the scores before the softmax.
         kv_lens: int32 [B], tokens in each request, at most its pages times page_size. Needed when page_size > 1;
             without it every page is full.
@@ -268,6 +269,11 @@ def _check_rows(name, tensor):
     if tensor.stride(2) != 1:
         raise MLAInputError(f"{name} has strides {tensor.stride()}; wanted 1 in the last dimension. Call .contiguous()")
     unit = ALIGNMENT // tensor.element_size()
+    if max(tensor.stride()) * tensor.element_size() >= MAX_STRIDE:
+        raise MLAInputError(
+            f"{name} has strides {tensor.stride()}; wanted less than {MAX_STRIDE // tensor.element_size()} elements. "
+            "Take the view from a smaller buffer"
+        )
     for dim in (0, 1):
         if tensor.shape[dim] > 1 and tensor.stride(dim) % unit:
             raise MLAInputError(
