@@ -142,7 +142,7 @@ def test_scales(decode, sm_scale):
 
 
 def test_scores_far_below_any_sentinel(decode):
-    arguments, _ = inputs([1, 90], dtype=torch.float16)
+    arguments, _ = inputs([1, 3000], dtype=torch.float16)
     query, cache = torch.full_like(arguments[0], 40.0), arguments[2]
     cache.masked_fill_(~cache.isnan(), -40.0)
     check(decode, (query, *arguments[1:6], 1.25))

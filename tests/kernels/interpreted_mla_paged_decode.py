@@ -97,8 +97,8 @@ def test_counters_are_zero_after_every_launch():
 
 
 def test_scores_far_below_any_sentinel():
-    """One token with a score near -1e6 is still the whole softmax."""
-    arguments, _ = paged_inputs([1, 3], dtype=torch.float16)
+    """Tokens with scores near -1e6 are still the whole softmax, and pieces of them still merge to weights of sum 1."""
+    arguments, _ = paged_inputs([1, 300], dtype=torch.float16)
     query, cache = torch.full_like(arguments[0], 40.0), arguments[2]
     cache.masked_fill_(~cache.isnan(), -40.0)
     arguments = (query, *arguments[1:6], 1.25)
