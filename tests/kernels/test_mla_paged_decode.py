@@ -87,7 +87,10 @@ MISUSE = [
     ({"ckv_cache": lambda t: padded_rows(t, 514)}, "ckv_cache has strides (514, 514, 1); wanted multiples of 8"),
     ({"q_pe": lambda t: padded_rows(t, 68)}, "q_pe has strides (1088, 68, 1); wanted multiples of 8 elements"),
     (
-        {"ckv_cache": lambda t: t[:1].as_strided((1, *t.shape[1:]), (2**31, *t.stride()[1:]))},
+        {
+            "ckv_cache": lambda t: t.as_strided((1, *t.shape[1:]), (2**31, *t.stride()[1:])),
+            "kpe_cache": lambda t: t[:1],
+        },
         "ckv_cache has strides (2147483648, 512, 1); wanted less than 2147483648 elements",
     ),
     ({"kv_indices": lambda t: t.repeat(2)[::2]}, "kv_indices has strides (2,); wanted a contiguous tensor"),
