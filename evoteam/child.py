@@ -47,7 +47,7 @@ class Limits:
     check_s: float = 60.0
     time_s: float = 120.0
     full_s: float = 300.0
-    workload_s: float = 1.2  # spent on timing one workload, at most
+    workload_s: float = 0.5  # spent on timing one workload, at most
     memory_bytes: int = 8 << 30
     processes: int = 256
     file_bytes: int = 256 << 20

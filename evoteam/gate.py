@@ -1,7 +1,7 @@
 """What outputs must pass, on every device: the task's own gate, and a bound on the error next to the baseline's."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from evoteam.child import Failure
 
@@ -25,6 +25,10 @@ class Standard:
         """The largest error ratio that passes; of a few elements it says nothing, there the task's own gate must do."""
         few = self.outputs[0].numel() < MEANINGFUL_ELEMENTS
         return math.inf if few else max(ERROR_RATIO_MARGIN * self.error_ratio, 1e-6)
+
+    def on(self, expected: tuple) -> "Standard":
+        """For other values of the same workload, where the baseline's error ratio is about the same."""
+        return replace(self, expected=expected)
 
     def specs(self) -> list[dict]:
         """Names, dtypes and shapes that a candidate's outputs must have."""
@@ -60,16 +64,11 @@ def standard_of(task, workload, inputs: tuple, like: Standard | None):
         expected = task.reference(inputs)
         outputs = tuple(value.to(known.dtype) for value, known in zip(expected, like.outputs))
         return Standard("", outputs, expected, math.inf), None
-    return standard_from(task, workload, inputs, title, outputs), run
-
-
-def standard_from(task, workload, inputs: tuple, title: str, outputs: tuple) -> Standard:
-    """The standard that the baseline's outputs on these inputs set. Raises Failure when they are wrong."""
     expected = task.reference(inputs)
     error = task.compare(outputs, expected)
     if not error.ok:
         raise Failure("evaluator", f"the baseline itself is wrong: {error.reason}", row_of(workload))
-    return Standard(title, outputs, expected, error.error_ratio)
+    return Standard(title, outputs, expected, error.error_ratio), run
 
 
 def compare(task, workload, outputs: tuple, standard: Standard):

@@ -17,7 +17,7 @@ import time
 
 from evoteam.arena import Region
 from evoteam.child import Child, Failure
-from evoteam.gate import SPREAD_LIMIT, Standard, compare, errors_of, row_of, smallest, standard_from, standard_of
+from evoteam.gate import SPREAD_LIMIT, Standard, compare, errors_of, row_of, smallest, standard_of
 from evoteam.gpu_side import AUDIT_CALLS, GpuSide
 
 WARMUPS, PAIRS = 3, 30
@@ -69,9 +69,9 @@ class GpuBench:
                 raise Failure("cheat", f"its process reports {sample} for a call", row_of(workload))
             for flip in range(sample["flips"]):
                 self.side.flip(seed + flip)
-            reading = self.side.sample(None)
             if number in compared:
-                errors.append(self._compare(workload, self._fetch(workload), self.side.inputs, self.side.taken))
+                errors.append(self._compare(workload, self._fetch(workload), self.side.inputs))
+            reading = self.side.sample(None)
             if number >= 0:
                 ours.append(sample["us"])
                 baseline.append(reading["us"])
@@ -130,13 +130,11 @@ class GpuBench:
             spent[calls].append(time.perf_counter() - start)
             self.side.audit(seed, calls=False)
         call = self.random.randrange(AUDIT_CALLS)
-        inputs = self.side.audit_inputs(call)
-        self._compare(workload, self._fetch(workload, call), inputs, tuple(self.task.baseline(inputs)[1]()))
+        self._compare(workload, self._fetch(workload, call), self.side.audit_inputs(call))
         return (min(spent[True]) - min(spent[False])) / AUDIT_CALLS * 1e6, captured
 
-    def _compare(self, workload, outputs: tuple, inputs: tuple, baseline_outputs: tuple):
-        standard = standard_from(self.task, workload, inputs, self.standard.name, baseline_outputs)
-        return compare(self.task, workload, outputs, standard)
+    def _compare(self, workload, outputs: tuple, inputs: tuple):
+        return compare(self.task, workload, outputs, self.standard.on(self.task.reference(inputs)))
 
     def _prepare(self, workload, rotate: int = 0) -> Standard:
         number, seed = self.numbers[workload.index], self.random.getrandbits(31)

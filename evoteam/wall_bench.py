@@ -35,7 +35,6 @@ from evoteam.gate import (
     errors_of,
     row_of,
     smallest,
-    standard_from,
     standard_of,
 )
 
@@ -98,7 +97,6 @@ class Pair:
     baseline: Cost
     inputs: tuple
     outputs: tuple
-    baseline_outputs: tuple
 
 
 class WallBench:
@@ -159,7 +157,8 @@ class WallBench:
         self._refuse_background_work(workload, [pair.candidate for pair in pairs + traps])
         compared = traps + sorted(pairs, key=lambda pair: pair.candidate.total)[:COMPARED_FASTEST]
         compared += self.random.sample(pairs, COMPARED_AT_RANDOM)
-        errors = errors_of([self._compare_pair(workload, pair, standard.name) for pair in compared])
+        held_to = ((pair.outputs, standard.on(self.task.reference(pair.inputs))) for pair in compared)
+        errors = errors_of([compare(self.task, workload, outputs, held) for outputs, held in held_to])
         return (
             row_of(workload)
             | _figures(pairs)
@@ -177,8 +176,8 @@ class WallBench:
         for name in ("candidate", "baseline")[:: 1 if number % 2 else -1]:
             self.arenas[name].write(inputs)
             taken[name] = self._call(name, workload, inputs)
-        (candidate, outputs), (baseline, baseline_outputs) = taken["candidate"], taken["baseline"]
-        return Pair(candidate, baseline, inputs, outputs, baseline_outputs)
+        candidate, outputs = taken["candidate"]
+        return Pair(candidate, taken["baseline"][0], inputs, outputs)
 
     def _fresh(self, workload) -> tuple:
         return self.task.make_inputs(workload, self.random.getrandbits(31), CPU)
@@ -235,10 +234,6 @@ class WallBench:
 
     def _waited(self, peer: Peer) -> int:
         return processes.waited_ns(peer.pid) + processes.waited_ns(os.getpid())
-
-    def _compare_pair(self, workload, pair: Pair, title: str):
-        standard = standard_from(self.task, workload, pair.inputs, title, pair.baseline_outputs)
-        return compare(self.task, workload, pair.outputs, standard)
 
     def _refuse_background_work(self, workload, costs: list[Cost]) -> None:
         between, calls = sum(cost.between for cost in costs), sum(cost.call for cost in costs)
