@@ -70,9 +70,8 @@ constexpr int kScoreBytes = kWarps * kHeads * kScorePitch * 4;
 constexpr int kSharedQuery = (kOwnQuery ? kStages : kStages - 1) * kStageBytes;
 constexpr int kSharedScores = kStages * kStageBytes + kQueryBytes;
 constexpr int kSharedProbs = kSharedScores + kScoreBytes;
-constexpr int kSharedStats = kSharedProbs + kHeads * kProbPitch;  // rescale[16], row_max[16]
-constexpr int kSharedPlan =
-    kSharedStats + 2 * kHeads * 4;  // flat plan: sums of the warps, the split requests, the plan
+constexpr int kSharedStats = kSharedProbs + kHeads * kProbPitch;  // rescale[16]
+constexpr int kSharedPlan = kSharedStats + kHeads * 4;  // flat plan: sums of the warps, the split requests, the plan
 constexpr int kSharedSplit = kSharedPlan + 64, kSharedFlat = kSharedSplit + 64;
 constexpr int kSharedIndices = kSharedFlat + 64;
 constexpr int kSharedBytes = kSharedIndices + kIndexRing * 4;
@@ -455,8 +454,7 @@ __device__ __forceinline__ u8 *slot_address(const Params &p, int slot, int group
 // `page` holds the lane's page of the first kStages tiles.
 __device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segment &s, int (&page)[kStages], int group,
                                        int warp, int lane) {
-  float *scores = (float *)(shared + kSharedScores), *rescale = (float *)(shared + kSharedStats),
-        *row_max = rescale + kHeads;
+  float *scores = (float *)(shared + kSharedScores), *rescale = (float *)(shared + kSharedStats);
   int *indices = (int *)(shared + kSharedIndices);
   const u32 stages = shared_address(shared), probs = shared_address(shared + kSharedProbs);
   const u64 policy = policy_evict_first();
@@ -477,7 +475,9 @@ __device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segmen
   copy_commit();
 
   u32 query[kSlabDims / 16 + 1][4];
-  float out[kSlabDims / 8][4] = {}, row_sum[4] = {}, running_max = -INFINITY;
+  float out[kSlabDims / 8][4] = {}, row_sum[4] = {};
+  float running_max = -INFINITY, running_sum = 0.f;  // of this thread's tokens of softmax_head
+  const int softmax_head = 2 * warp + (lane >> 4);
   const int r8 = lane & 7, quad = lane >> 3, row = lane >> 2;
   int stage = 0, fill = 1, next_page = page[1];
 #pragma unroll 1
@@ -542,7 +542,7 @@ __device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segmen
     // Softmax: a thread owns two tokens of one head, sums the eight partial scores and scales in fp32 (a scaled bf16 q fails
     // the gate).
     {
-      const int h = 2 * warp + (lane >> 4), t = 2 * (lane & 15), i = k * kTile + t;
+      const int h = softmax_head, t = 2 * (lane & 15), i = k * kTile + t;
       float2 v[kWarps];
 #pragma unroll
       for (int w = 0; w < kWarps; w++) v[w] = *(const float2 *)(scores + (w * kHeads + h) * kScorePitch + t);
@@ -554,11 +554,10 @@ __device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segmen
 #pragma unroll
       for (int d = 8; d; d >>= 1) tile_max = fmaxf(tile_max, __shfl_xor_sync(~0u, tile_max, d));
       const float new_max = fmaxf(running_max, tile_max), origin = new_max == -INFINITY ? 0.f : new_max;
-      *(u32 *)(shared + kSharedProbs + h * kProbPitch + 2 * t) = pack(exp2_approx(x - origin), exp2_approx(y - origin));
-      if ((lane & 15) == 0) {
-        rescale[h] = exp2_approx(running_max - origin);
-        row_max[h] = origin;
-      }
+      const float p_x = exp2_approx(x - origin), p_y = exp2_approx(y - origin), old = exp2_approx(running_max - origin);
+      *(u32 *)(shared + kSharedProbs + h * kProbPitch + 2 * t) = pack(p_x, p_y);
+      if ((lane & 15) == 0) rescale[h] = old;
+      running_sum = running_sum * old + (p_x + p_y);
       running_max = new_max;
       const int next = (k + kStages) * kTile + lane;
       next_page = next < count ? indices[next % kIndexRing] : -1;
@@ -596,7 +595,10 @@ __device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segmen
   // Publish: fragments to rows through this warp's own slab of stage 0, then 16-byte stores.
   copy_wait<0>();
   u8 *slab = shared + warp * kCkvSlab;
-  const float inverse_low = reciprocal(row_sum[0]), inverse_high = reciprocal(row_sum[2]);
+  const bool whole = s.parts == 1;
+  // A part whose scores are all -inf has weight 0, and 0 x NaN would reach the merge; a whole request of such scores is NaN.
+  const float inverse_low = !whole && row_sum[0] == 0.f ? 0.f : reciprocal(row_sum[0]);
+  const float inverse_high = !whole && row_sum[2] == 0.f ? 0.f : reciprocal(row_sum[2]);
 #pragma unroll
   for (int d = 0; d < kSlabDims / 8; d++) {
     u8 *at = slab + row * kOutPitch + (lane & 3) * 4 + 16 * d;
@@ -604,7 +606,6 @@ __device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segmen
     *(u32 *)(at + 8 * kOutPitch) = pack(out[d][2] * inverse_high, out[d][3] * inverse_high);
   }
   __syncwarp();
-  const bool whole = s.parts == 1;
   const i64 first_head = (i64)s.request * p.heads + head;
   u8 *slot = slot_address(p, slot_of(s, s.part), group), *target = whole ? (u8 *)(p.out + first_head * kDimCkv) : slot;
 #pragma unroll
@@ -617,22 +618,15 @@ __device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segmen
     else if (head + r < p.heads)
       *(uint4 *)at = v;
   }
-  if (warp == kWarps - 1) {  // a warp without a share of kpe
-    const u32 lse_low = __float_as_uint(row_max[row] + log2_approx(row_sum[0])),
-              lse_high = __float_as_uint(row_max[row + 8] + log2_approx(row_sum[2]));
-    if (!whole) {
-      u32 *lse = (u32 *)(slot + kLseOffset) + row;
-      const int copies = readers_of_head(s.parts);
-#pragma unroll 1
-      for (int copy = lane & 3; copy < copies; copy += 4) {
-        store_relaxed(lse + copy * kHeads, lse_low);
-        store_relaxed(lse + copy * kHeads + 8, lse_high);
-      }
-    } else if ((lane & 3) == 0) {
-      u32 *lse = (u32 *)p.lse + first_head + row;
-      if (head + row < p.heads) lse[0] = lse_low;
-      if (head + row + 8 < p.heads) lse[8] = lse_high;
-    }
+  // lse from the probabilities as they were before rounding; `out` is divided by the sum of those that it was made of.
+#pragma unroll
+  for (int d = 8; d; d >>= 1) running_sum += __shfl_xor_sync(~0u, running_sum, d);
+  const float lse = (running_max == -INFINITY ? 0.f : running_max) + log2_approx(running_sum);
+  const int copy = lane & 15;
+  if (whole) {
+    if (copy == 0 && head + softmax_head < p.heads) p.lse[first_head + softmax_head] = lse;
+  } else if (copy < readers_of_head(s.parts)) {
+    store_relaxed((u32 *)(slot + kLseOffset) + copy * kHeads + softmax_head, __float_as_uint(lse));
   }
 }
 

@@ -26,7 +26,7 @@ TILE = 32
 SLOT_BYTES = 16 * 512 * 2 + 16 * 8 * 4
 STAGE_BYTES = TILE * (512 + 64) * 2
 QUERY_BYTES = 16 * (512 + 64) * 2
-FIXED_SHARED_BYTES = 8 * 16 * 40 * 4 + 16 * 80 + 2 * 16 * 4 + 3 * 64 + 1024 * 4
+FIXED_SHARED_BYTES = 8 * 16 * 40 * 4 + 16 * 80 + 16 * 4 + 3 * 64 + 1024 * 4
 PARAMS = struct.Struct("10Q8I3f6i4x")
 
 LOG2_E = 1.4426950408889634
