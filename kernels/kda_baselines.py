@@ -1,4 +1,5 @@
-"""What KDA prefill is compared with: FLA's chunk_kda and FlashKDA, each on its fastest public path, and proof of what ran."""
+"""What KDA prefill is compared with: FLA's chunk_kda and FlashKDA, each on its fastest public path, and proof of what
+ran."""
 
 import os
 from collections.abc import Callable
@@ -15,7 +16,12 @@ FLASH_KDA = "flash-kda"
 FLASH_KDA_BF16 = "flash-kda-bf16-state"
 NAMES = (FLA, FLA_UNSAFE, FLASH_KDA, FLASH_KDA_BF16)
 
-INSTALL = {FLA: "fla-core", FLA_UNSAFE: "fla-core", FLASH_KDA: "tokenspeed-flashkda", FLASH_KDA_BF16: "tokenspeed-flashkda"}
+INSTALL = {
+    FLA: "fla-core",
+    FLA_UNSAFE: "fla-core",
+    FLASH_KDA: "tokenspeed-flashkda",
+    FLASH_KDA_BF16: "tokenspeed-flashkda",
+}
 # a kernel that only this path launches
 _MARKERS = {
     FLA: "chunk_kda_fwd_kernel_intra_sub_chunk",
@@ -36,7 +42,9 @@ def installed(name: str) -> bool:
     return find_spec(_MODULES[INSTALL[name]]) is not None
 
 
-def prepare(name: str, q, k, v, g, beta, *, A_log, dt_bias, scale=None, lower_bound=-5.0, initial_state, cu_seqlens=None) -> Callable:
+def prepare(
+    name: str, q, k, v, g, beta, *, A_log, dt_bias, scale=None, lower_bound=-5.0, initial_state, cu_seqlens=None
+) -> Callable:
     """A callable without arguments that runs baseline `name` and returns (o, final state [N, H, V, K]).
 
     Inputs as for `kda_prefill` with the safe gate; the state is float32 in and out, except for FLASH_KDA_BF16.
@@ -54,7 +62,9 @@ def prepare(name: str, q, k, v, g, beta, *, A_log, dt_bias, scale=None, lower_bo
 
 
 def _fla(q, k, v, g, beta, A_log, dt_bias, scale, lower_bound, initial_state, cu_seqlens, safe_gate):
-    os.environ["FLA_FLASH_KDA"] = "0"  # read at every call: otherwise chunk_kda hands over to FlashKDA where that is installed
+    os.environ["FLA_FLASH_KDA"] = (
+        "0"  # read at every call: otherwise chunk_kda hands over to FlashKDA where that is installed
+    )
     from fla.ops.kda import chunk_kda
 
     @torch.inference_mode()
@@ -102,7 +112,9 @@ def kernels_of(call: Callable[[], object]) -> list[str]:
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
         call()
         torch.cuda.synchronize()
-    events = [e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA and not e.name.startswith("Mem")]
+    events = [
+        e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA and not e.name.startswith("Mem")
+    ]
     return [e.name for e in sorted(events, key=lambda e: e.time_range.start)]
 
 

@@ -1,4 +1,5 @@
-"""Machine code of the portable KDA kernels for GPUs that are not here, and what it says: registers, spills, matrix instructions.
+"""Machine code of the portable KDA kernels for GPUs that are not here, and what it says: registers, spills, matrix
+instructions.
 
 Needs Triton alone: its wheel brings the assemblers for NVIDIA and AMD and NVIDIA's disassembler.
 """
@@ -59,30 +60,34 @@ def kernels(target: str) -> dict[str, tuple]:
     rows = {f"{name.upper()}_ROW": HEADS * kda.HEAD_DIM for name in inputs[:4]} | {"BETA_ROW": HEADS}
     shapes = {"D": kda.HEAD_DIM, "BT": kda.CHUNK, "VARLEN": True}
     states = {"initial": "*fp32", "final": "*fp32", "summary": "*fp32", "cu_seqlens": "*i64"}
-    recurrence = operands | {"out": "*bf16"} | states | dict.fromkeys(("out_batch", "out_row", "out_head"), "i32") | counts
+    recurrence = (
+        operands | {"out": "*bf16"} | states | dict.fromkeys(("out_batch", "out_row", "out_head"), "i32") | counts
+    )
     scan = {"summary": "*fp32", "initial": "*fp32", "cu_seqlens": "*i64", "seq_len": "i32", "num_heads": "i32"}
     walk = shapes | {"INITIAL": True, "STAGES": schedule.stages}
-    summary_v = min(schedule.block_v, 64)
+    scan_shapes = shapes | {"SPAN": 2048, "BV": kda.SCAN_BLOCK_V, "INITIAL": True, "PRECISION": precision, "STAGES": 2}
+    scan_shapes.pop("BT")
+    gates = shapes | rows | {"PRECISION": precision}
+    serial = walk | {"BV": schedule.block_v, "SEGMENT": 0, "SUMMARIZE": False}
+    summary = walk | {"BV": min(schedule.block_v, 64), "SEGMENT": 32, "SUMMARIZE": True}
     return {
-        "prologue, safe gate": (kda._prologue, prologue, shapes | rows | {"SAFE": True, "PRECISION": precision}, 4),
-        "prologue, softplus gate": (kda._prologue, prologue, shapes | rows | {"SAFE": False, "PRECISION": precision}, 4),
-        "recurrence": (
-            kda._recurrence, recurrence, walk | {"BV": schedule.block_v, "SEGMENT": 0, "SUMMARIZE": False}, schedule.warps,
-        ),
-        "segment summary": (kda._recurrence, recurrence, walk | {"BV": summary_v, "SEGMENT": 32, "SUMMARIZE": True}, 4),
-        "segment scan": (
-            kda._scan, scan,
-            {"D": kda.HEAD_DIM, "BV": kda.SCAN_BLOCK_V, "SPAN": 2048, "VARLEN": True, "INITIAL": True, "PRECISION": precision, "STAGES": 2},
-            4,
-        ),
-    }  # fmt: skip
+        "prologue, safe gate": (kda._prologue, prologue, gates | {"SAFE": True}, 4),
+        "prologue, softplus gate": (kda._prologue, prologue, gates | {"SAFE": False}, 4),
+        "recurrence": (kda._recurrence, recurrence, serial, schedule.warps),
+        "segment summary": (kda._recurrence, recurrence, summary, 4),
+        "segment scan": (kda._scan, scan, scan_shapes, 4),
+    }
 
 
 def compile_kernel(target: str, name: str) -> Machine:
     """Compile one kernel of `kernels(target)`. Raises what Triton raises when it cannot."""
     function, arguments, constants, warps = kernels(target)[name]
     # what the launcher finds out about real arguments: addresses and strides that 16 divides
-    aligned = [i for i, (key, kind) in enumerate(arguments.items()) if kind[0] == "*" or key.endswith(("_batch", "_row", "_head"))]
+    aligned = [
+        i
+        for i, (key, kind) in enumerate(arguments.items())
+        if kind[0] == "*" or key.endswith(("_batch", "_row", "_head"))
+    ]
     source = ASTSource(
         function,
         signature=arguments | dict.fromkeys(constants, "constexpr"),

@@ -47,7 +47,9 @@ def check(q, k, v, g, beta, A_log, dt_bias, gate, lower_bound, initial_state, cu
     _check_shape("beta", beta, (batch, tokens, heads), "[B, T, H]")
     _check_shape("A_log", A_log, (heads,), "[H]")
     if tuple(dt_bias.shape) not in ((heads * HEAD_DIM,), (heads, HEAD_DIM)):
-        raise KDAInputError(f"dt_bias has shape {list(dt_bias.shape)}; wanted [{heads * HEAD_DIM}] or [{heads}, {HEAD_DIM}]")
+        raise KDAInputError(
+            f"dt_bias has shape {list(dt_bias.shape)}; wanted [{heads * HEAD_DIM}] or [{heads}, {HEAD_DIM}]"
+        )
     sequences = batch
     if cu_seqlens is not None:
         if cu_seqlens.dtype not in (torch.int64, torch.int32):
@@ -55,19 +57,27 @@ def check(q, k, v, g, beta, A_log, dt_bias, gate, lower_bound, initial_state, cu
         if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 1:
             raise KDAInputError(f"cu_seqlens has shape {list(cu_seqlens.shape)}; wanted [N + 1], starting with 0")
         if batch != 1:
-            raise KDAInputError(f"q has {batch} batch entries and cu_seqlens is given; wanted one, all sequences side by side")
+            raise KDAInputError(
+                f"q has {batch} batch entries and cu_seqlens is given; wanted one, all sequences side by side"
+            )
         sequences = cu_seqlens.numel() - 1
     if initial_state is not None:
         _check_shape("initial_state", initial_state, (sequences, heads, HEAD_DIM, HEAD_DIM), "[N, H, V, K]")
 
     for name in ("q", "k", "v", "g", "out"):
         if name in given and given[name].stride(3) != 1 and given[name].numel():
-            raise KDAInputError(f"{name} has strides {given[name].stride()}; wanted 1 in the last dimension. Call .contiguous()")
+            raise KDAInputError(
+                f"{name} has strides {given[name].stride()}; wanted 1 in the last dimension. Call .contiguous()"
+            )
     for name in ("A_log", "dt_bias", "initial_state", "cu_seqlens"):
         if name in given and not given[name].is_contiguous():
-            raise KDAInputError(f"{name} has strides {given[name].stride()}; wanted a contiguous tensor. Call .contiguous()")
+            raise KDAInputError(
+                f"{name} has strides {given[name].stride()}; wanted a contiguous tensor. Call .contiguous()"
+            )
     if torch.is_grad_enabled() and any(t.requires_grad for t in given.values()):
-        raise KDAInputError("an input requires grad, and this prefill has no backward; call it under torch.inference_mode()")
+        raise KDAInputError(
+            "an input requires grad, and this prefill has no backward; call it under torch.inference_mode()"
+        )
 
 
 def _check_gate(gate, lower_bound) -> None:
@@ -75,7 +85,11 @@ def _check_gate(gate, lower_bound) -> None:
         raise KDAInputError(f"gate is {gate!r}; wanted one of {', '.join(map(repr, GATES))}")
     if gate != "safe":
         return
-    if not isinstance(lower_bound, int | float) or not math.isfinite(lower_bound) or not LOWEST_BOUND <= lower_bound < 0:
+    if (
+        not isinstance(lower_bound, int | float)
+        or not math.isfinite(lower_bound)
+        or not LOWEST_BOUND <= lower_bound < 0
+    ):
         raise KDAInputError(f"lower_bound is {lower_bound!r}; wanted a number in [{LOWEST_BOUND:g}, 0)")
 
 

@@ -1,4 +1,4 @@
-"""Kimi Delta Attention (KDA) prefill: one Triton source for NVIDIA sm_90 and sm_100, AMD gfx950 and Triton's interpreter.
+"""Kimi Delta Attention (KDA) prefill: one Triton source for NVIDIA sm_90, sm_100, AMD gfx950 and the interpreter.
 
     from kernels.kda_prefill import kda_prefill
 
@@ -6,17 +6,18 @@
 
 Chunks of 64 tokens, in two launches:
 
-1. prologue    parallel over chunks and heads: norms, gates, the two triangular products inside a chunk, the inverse of one of
-               them by forward substitution, and from these the operands of the recurrence;
-2. recurrence  parallel over sequences, heads and columns of the state, serial over chunks: state and output together.
+1. prologue    parallel over chunks and heads: norms, gates, the two triangular products inside a chunk, the inverse
+               of one of them by forward substitution, and from these the operands of the recurrence;
+2. recurrence  parallel over sequences, heads and columns of the state, serial over chunks: state and output.
 
-Where sequences times heads are few, the chunks of a sequence are cut into segments (`Schedule.segment`): every segment is
-summarized as an affine map of the state it starts from, a scan joins the maps, and then all segments run at once.
+Where sequences times heads are few, the chunks of a sequence are cut into segments (`Schedule.segment`): each segment
+is summarized as an affine map of the state it starts from, a scan joins the maps, then all segments run at once.
 
-Inside a chunk, exp of a sum of gates is only ever split at the start or the end of 16-token blocks, where nothing overflows for
-gates above -5 a token. Steeper blocks, which only the softplus gate has, are computed channel by channel.
+Inside a chunk, exp of a sum of gates is only ever split at the start or the end of 16-token blocks, where nothing
+overflows for gates above -5 a token. Steeper blocks, which only the softplus gate has, are computed channel by channel.
 
-On Hopper the prologue is kda_prologue.cu, the same computation in CUDA C++. Source of the maths: Kimi Linear, arXiv 2510.26692.
+On Hopper the prologue is kda_prologue.cu, the same computation in CUDA C++. Source of the maths: Kimi Linear,
+arXiv 2510.26692.
 """
 
 import contextlib
@@ -32,7 +33,9 @@ from .kda_inputs import HEAD_DIM, KDAInputError, check
 CHUNK = 64  # tokens
 BLOCK = tl.constexpr(16)  # tokens between anchors
 LOG2E = tl.constexpr(1.4426950408889634)
-LARGEST_EXPONENT = tl.constexpr(120.0)  # base 2; a block that decays further would overflow when taken relative to its start
+LARGEST_EXPONENT = tl.constexpr(
+    120.0
+)  # base 2; a block that decays further would overflow when taken relative to its start
 SCAN_BLOCK_V = 32
 MIN_SEGMENT = 8  # chunks: shorter segments do not pay for the scan
 MIN_SEGMENTS = 3  # a segment is run twice, so two of them gain nothing
@@ -43,8 +46,11 @@ MIN_SEGMENTS = 3  # a segment is run twice, so two of them gain nothing
 
 @triton.jit
 def _sequence(seq, cu_seqlens, seq_len, VARLEN: tl.constexpr):
-    """First token, in its batch entry, and length of a sequence. Without VARLEN `seq_len` is the length of all sequences, with it
-    the number of tokens there are, and every sequence is in entry 0: its callers then pass batch strides of 0."""
+    """First token, in its batch entry, and length of a sequence.
+
+    `seq_len` is the length of all sequences, or with VARLEN the number of tokens there are. Sequences are then in batch
+    entry 0, which callers get by batch strides of 0.
+    """
     if VARLEN:
         start = tl.minimum(tl.load(cu_seqlens + seq).to(tl.int32), seq_len)
         return start, tl.minimum(tl.load(cu_seqlens + seq + 1).to(tl.int32), seq_len) - start
@@ -54,7 +60,7 @@ def _sequence(seq, cu_seqlens, seq_len, VARLEN: tl.constexpr):
 
 @triton.jit
 def _first_slot(seq, start, seq_len, SPAN: tl.constexpr, VARLEN: tl.constexpr):
-    """Slots of SPAN tokens: sequence n has its own from start // SPAN + n on, which needs no sum over the sequences before."""
+    """Slots of SPAN tokens: sequence n has its own from start // SPAN + n on, so no sum over earlier ones is needed."""
     if VARLEN:
         return start // SPAN + seq
     else:
@@ -93,8 +99,8 @@ def _matrix(x, DTYPE: tl.constexpr):
 def _axes(D: tl.constexpr, N: tl.constexpr):
     """Block, token in the block and channel, to broadcast to [N, 16, D].
 
-    Loads of four channels make the compiler give a warp one block and a thread all 16 tokens of its channels: sums over tokens
-    then stay in a thread.
+    Loads of four channels make the compiler give a warp one block and a thread all 16 tokens of its channels: sums over
+    tokens then stay in a thread.
     """
     channel = tl.max_contiguous(tl.arange(0, D), 4)
     return tl.arange(0, N)[:, None, None], tl.arange(0, BLOCK)[None, :, None], channel[None, None, :]
@@ -112,7 +118,9 @@ def _on_diagonal(blocks):
 def _normalized(first, left, ROW: tl.constexpr, D: tl.constexpr, N: tl.constexpr):
     """Rows of q or k over their norms, [N, 16, D] in fp32, 0 past the end; `first` points to the chunk's first row."""
     block, row, column = _axes(D, N)
-    x = tl.load(first + (block * (BLOCK * ROW) + column) + row * ROW, mask=row < left - block * BLOCK, other=0).to(tl.float32)
+    x = tl.load(first + (block * (BLOCK * ROW) + column) + row * ROW, mask=row < left - block * BLOCK, other=0).to(
+        tl.float32
+    )
     return x * tl.rsqrt(tl.sum(x * x, 2) + 1e-6)[:, :, None]
 
 
@@ -185,8 +193,8 @@ def _prologue(
     gate = _gates(g, left, A_log, dt_bias, lower_bound, G_ROW, D, N, SAFE)
     local = tl.cumsum(gate, 1)  # G from the start of the block
     total = tl.sum(gate, 1)
-    # decay before the block, after it, and between it and the middle of the chunk: sums of other blocks alone, so that no bit
-    # depends on later tokens
+    # decay before the block, after it, and between it and the middle of the chunk: sums of other blocks alone, so that
+    # no bit depends on later tokens
     other = tl.arange(0, N)[None, :, None]
     before = tl.sum(tl.where(other < block, total[None, :, :], 0), 1)
     after = tl.sum(tl.where(other > block, total[None, :, :], 0), 1)
@@ -213,8 +221,8 @@ def _prologue(
     tl.store(kg + in_tile + row * D, (k_end * tl.exp2(after)[:, None, :]).to(DTYPE))
     k_decayed = _matrix(k_start * decayed, DTYPE)
 
-    # blocks of the products: on the diagonal relative to the block's start, next to it relative to the end of the column's
-    # block, and in the corner of blocks 2-3 by 0-1 relative to the middle of the chunk
+    # blocks of the products: on the diagonal relative to the block's start, next to it relative to the end of the
+    # column's block, and in the corner of blocks 2-3 by 0-1 relative to the middle of the chunk
     rows = tl.arange(0, BT)[:, None]
     cols = tl.arange(0, BT)[None, :]
     row_block = rows // BLOCK
@@ -290,8 +298,8 @@ def _recurrence(
 
     U = ut - S w^T;  out = (S qg^T + U aqk^T)^T;  S <- S diag(decay) + U kg.
 
-    The state is the left operand throughout and never leaves registers. With SUMMARIZE there is no output: row blocks of zeros
-    give the segment's own state B, and row blocks of the identity with ut = 0 give its transfer T, so that S <- S T + B.
+    The state is the left operand throughout and never leaves registers. With SUMMARIZE there is no output: row blocks
+    of zeros give the segment's own state B, those of the identity with ut = 0 its transfer T, so that S <- S T + B.
     """
     NV: tl.constexpr = (2 if SUMMARIZE else 1) * D // BV
     DTYPE: tl.constexpr = w.dtype.element_ty
@@ -365,7 +373,7 @@ def _scan(
     D: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, VARLEN: tl.constexpr, INITIAL: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Puts in the place of every segment's own state B the state that the segment starts from: S <- S T + B along a sequence."""
+    """Replaces every segment's own state B by the state that the segment starts from: S <- S T + B along a sequence."""
     NV: tl.constexpr = D // BV
     pid = tl.program_id(0)
     rows = (pid % NV * BV + tl.arange(0, BV))[:, None]
@@ -403,7 +411,7 @@ class Schedule:
 
 
 def choose_schedule(*, target: str, sms: int, sequences: int, heads: int, tokens: int) -> Schedule:
-    """The schedule for `sequences` sequences of `tokens` tokens together, from shapes alone: lengths stay on the device.
+    """The schedule for `sequences` sequences of `tokens` tokens together; from shapes, as lengths are on the device.
 
     `target` is "sm_90", "cuda" for any other NVIDIA GPU, "hip" or "cpu"; `sms` is its multiprocessors.
     """
@@ -423,8 +431,8 @@ def _target(device: torch.device) -> tuple[str, int]:
         return "cpu", 1
     if device.type != "cuda":
         raise KDAInputError(
-            f"q is on {device}; wanted a CUDA or ROCm device. With TRITON_INTERPRET=1 set before Python starts, Triton's "
-            "interpreter runs the same source on cpu tensors (slow, for checking)"
+            f"q is on {device}; wanted a CUDA or ROCm device. With TRITON_INTERPRET=1 set before Python starts, "
+            "Triton's interpreter runs the same source on cpu tensors (slow, for checking)"
         )
     sms = torch.cuda.get_device_properties(device).multi_processor_count
     if torch.version.hip:
@@ -467,23 +475,24 @@ def kda_prefill(
 
     Args:
         q, k, v, g: [B, T, H, 128] bfloat16 or float16 (float32 in Triton's interpreter), one dtype, any strides with
-            contiguous rows. g is the gate's input, before bias and activation.
+            contiguous rows. g is the input of the gate, before bias and activation.
         beta: [B, T, H] logits, same dtype, any strides.
         A_log: [H] float32. dt_bias: [H * 128] or [H, 128] float32. Both contiguous.
         scale: factor on q; 128^-0.5 when None.
-        gate: "safe": lower_bound * sigmoid(exp(A_log) * (g + dt_bias)); "softplus": -exp(A_log) * softplus(g + dt_bias).
+        gate: "safe" is lower_bound * sigmoid(exp(A_log) * (g + dt_bias)), "softplus" is
+            -exp(A_log) * softplus(g + dt_bias).
         lower_bound: of the safe gate, natural logarithm, in [-5, 0).
         initial_state: [N, H, 128, 128] float32 contiguous, V before K; zeros when None. It is not written.
-        cu_seqlens: [N + 1] int64 or int32 on the device, from 0 up to at most T, not decreasing: where sequences that lie one
-            behind the other start and end; then B is 1. When None every batch entry is a sequence and N is B.
+        cu_seqlens: [N + 1] int64 or int32 on the device, from 0 up to at most T, not decreasing: where sequences that
+            lie one behind the other start and end; then B is 1. When None every batch entry is a sequence and N is B.
         out: like v; allocated when None. Tokens of no sequence are not written.
         schedule: how the recurrence is cut up; chosen from the shapes when None.
 
     Returns:
         o [B, T, H, 128] in v's dtype, and the final states [N, H, 128, 128] float32. An empty sequence keeps its state.
 
-    The host reads no tensor, so the call can be captured in a CUDA graph, and lengths may change between replays. Scratch:
-    about 1.2 kB a token and head, plus 128 kB a segment and head where sequences are cut.
+    The host reads no tensor, so the call can be captured in a CUDA graph, and lengths may change between replays.
+    Scratch: about 1.2 kB a token and head, plus 128 kB a segment and head where sequences are cut.
 
     Raises:
         KDAInputError: for every argument that cannot be honored. Contents are not read on the host.
@@ -491,7 +500,9 @@ def kda_prefill(
     check(q, k, v, g, beta, A_log, dt_bias, gate, lower_bound, initial_state, cu_seqlens, out)
     aligned = not any(t.data_ptr() % 16 or any(s % 8 for s in t.stride()[:3]) for t in (q, k, v, g))
     cuda = q.dtype == torch.bfloat16 and aligned and not dt_bias.data_ptr() % 16 and _has_cuda_prologue(q.device)
-    return _run(cuda, q, k, v, g, beta, A_log, dt_bias, scale, gate, lower_bound, initial_state, cu_seqlens, out, schedule)
+    return _run(
+        cuda, q, k, v, g, beta, A_log, dt_bias, scale, gate, lower_bound, initial_state, cu_seqlens, out, schedule
+    )
 
 
 def kda_prefill_triton(
@@ -500,10 +511,14 @@ def kda_prefill_triton(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """`kda_prefill` by the portable source alone, also where the CUDA prologue would run."""
     check(q, k, v, g, beta, A_log, dt_bias, gate, lower_bound, initial_state, cu_seqlens, out)
-    return _run(False, q, k, v, g, beta, A_log, dt_bias, scale, gate, lower_bound, initial_state, cu_seqlens, out, schedule)
+    return _run(
+        False, q, k, v, g, beta, A_log, dt_bias, scale, gate, lower_bound, initial_state, cu_seqlens, out, schedule
+    )
 
 
-def _run(cuda_prologue, q, k, v, g, beta, A_log, dt_bias, scale, gate, lower_bound, initial_state, cu_seqlens, out, schedule):
+def _run(
+    cuda_prologue, q, k, v, g, beta, A_log, dt_bias, scale, gate, lower_bound, initial_state, cu_seqlens, out, schedule
+):
     device = q.device
     target, sms = _target(device)
     batch, tokens, heads, dim = q.shape
@@ -540,7 +555,9 @@ def _run(cuda_prologue, q, k, v, g, beta, A_log, dt_bias, scale, gate, lower_bou
         elif cuda_prologue:
             from .kda_prologue_cuda import launch
 
-            launch(q, k, v, g, beta, A_log, dt_bias, cu_seqlens, operands, strides[:5], scale, lower_bound, safe, sequences)
+            launch(
+                q, k, v, g, beta, A_log, dt_bias, cu_seqlens, operands, strides[:5], scale, lower_bound, safe, sequences
+            )
         else:
             _prologue[(chunks * heads,)](
                 q, k, v, g, beta, A_log, dt_bias, cu_seqlens, *operands,
@@ -558,7 +575,8 @@ def _run(cuda_prologue, q, k, v, g, beta, A_log, dt_bias, scale, gate, lower_bou
         def recur(block_v, warps, stages, summarize):
             _recurrence[(spans * heads * (dim // block_v) * (2 if summarize else 1),)](
                 *operands, out, initial_state, final, summary, cu_seqlens, *strides[5], sequences, tokens, heads,
-                BT=CHUNK, BV=block_v, SEGMENT=schedule.segment, SUMMARIZE=summarize, STAGES=stages, num_warps=warps, **options,
+                BT=CHUNK, BV=block_v, SEGMENT=schedule.segment, SUMMARIZE=summarize, STAGES=stages, num_warps=warps,
+                **options,
             )  # fmt: skip
 
         if schedule.segment:

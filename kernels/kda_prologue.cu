@@ -1,17 +1,21 @@
-// Chunk-parallel half of KDA prefill for NVIDIA GPUs: a CTA turns 64 tokens of one head into the operands of the recurrence.
-// The same values as _prologue in kda_prefill.py, which is the portable source; here they stay in mma fragments.
+// Chunk-parallel half of KDA prefill for NVIDIA GPUs: a CTA turns 64 tokens of one head into the operands of the
+// recurrence. The same values as _prologue in kda_prefill.py, the portable source; here they stay in mma fragments.
 //
-// With local decay l (log2, summed from the start of a 16-token block), total T of a block, sum P of the blocks before it:
-//   q 2^l, k 2^l          rows      k 2^-l         columns of the same block    (all anchored at the block's start)
-//   k 2^(T-l)             columns of the next block;   k 2^(half-P-T..), q 2^(P-half+l)  columns of blocks 0-1, rows of blocks 2-3
+// With local decay l (log2, summed from the start of a 16-token block) and total T of a block, products take
+//   q 2^l, k 2^l      as rows, and k 2^-l as columns of the same block: all relative to the block's start
+//   k 2^(T-l)         as columns of the next block: relative to the end of its own
+//   both once more, times the decay between their block and the middle of the chunk, for blocks 2-3 by 0-1
 //
-// Eight warps, two a block: one for its keys, one for its gates and queries. Four barriers, each named by what it completes.
+// Eight warps, two a block: one for its keys, one for its gates and queries. Four barriers, each named by what it
+// completes.
 //
-// Fragment layout: lane = 4 n + c holds tokens t, t + 2 of its block, t = 4 (n / 2) + n % 2, and channels 32 s + 8 c ... + 7. A
-// permutation of tokens or channels that both operands share changes nothing in a product. This one makes every global access
-// 16 bytes wide, lets a lane hold four neighboring columns of a product, and an A fragment's rows are a B fragment's columns.
+// Fragment layout: lane = 4 n + c holds tokens t, t + 2 of its block, t = 4 (n / 2) + n % 2, and channels 32 s + 8 c to
+// 32 s + 8 c + 7. A permutation of tokens or channels that both operands share changes nothing in a product. This one
+// makes every global access 16 bytes wide, gives a lane four neighboring columns of a product, and an A fragment's rows
+// are a B fragment's columns.
 //
-// Macros: KDA_SAFE 1 = bounded gate, lower_bound * sigmoid(exp(A_log) * (g + dt_bias)); 0 = -exp(A_log) * softplus(g + dt_bias).
+// Macro KDA_SAFE: 1 is the gate lower_bound * sigmoid(exp(A_log) * (g + dt_bias)), 0 is
+// -exp(A_log) * softplus(g + dt_bias).
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -36,21 +40,21 @@ constexpr float LOG2E = 1.4426950408889634f;
 constexpr float LARGEST_EXPONENT = 120.f;  // 2^-l of a wider block would overflow fp32
 
 // Shared memory, in bytes. Regions change hands at barriers.
-constexpr int DECAY_ROW = 132;                        // floats a row of l: 528 bytes, so that rows start in different banks
-constexpr int OWN_BYTES = 16 * DECAY_ROW * 4;         // of a block: l; then its blocks of Akk and its inverse
-constexpr int VECTORS = 4 * OWN_BYTES;                // six vectors of DIM floats a block; then the inverse of the chunk
-constexpr int COLUMNS = VECTORS + 6 * 4 * DIM * 4;    // eight column operands of 4 KB
-constexpr int DECAYED = COLUMNS + 8 * 4096;           // k decayed to the chunk's start
+constexpr int DECAY_ROW = 132;                       // floats a row of l, so that rows start in different banks
+constexpr int OWN_BYTES = 16 * DECAY_ROW * 4;        // of a block: l; then its blocks of Akk and its inverse
+constexpr int VECTORS = 4 * OWN_BYTES;               // six vectors of DIM floats a block; then the inverse of the chunk
+constexpr int COLUMNS = VECTORS + 6 * 4 * DIM * 4;   // eight column operands of 4 KB
+constexpr int DECAYED = COLUMNS + 8 * 4096;          // k decayed to the chunk's start
 constexpr int VALUES = DECAYED + CHUNK * DIM * 2;
 constexpr int BETA = VALUES + CHUNK * DIM * 2;
 constexpr int TOTALS = BETA + CHUNK * 4;
 constexpr int SHARED_BYTES = TOTALS + 4 * DIM * 4;
 
-constexpr int TILE_ROW = 48;                          // bytes a row of a 16 x 16 bf16 tile
+constexpr int TILE_ROW = 48;                         // bytes a row of a 16 x 16 bf16 tile
 constexpr int TILE_BYTES = 16 * TILE_ROW;
-constexpr int SOLVE_ROW = 20;                         // floats a row of the transposed diagonal block
-constexpr int BELOW = 16 * SOLVE_ROW * 4;             // blocks of Akk left of the diagonal: high part, then low part, each
-constexpr int INVERSE = BELOW + 3 * 2 * TILE_BYTES;   // inverse of the diagonal block: high part, then low part
+constexpr int SOLVE_ROW = 20;                        // floats a row of the transposed diagonal block
+constexpr int BELOW = 16 * SOLVE_ROW * 4;            // blocks of Akk left of the diagonal: high, then low part, each
+constexpr int INVERSE = BELOW + 3 * 2 * TILE_BYTES;  // inverse of the diagonal block: high, then low part
 
 #ifndef KDA_EMULATED
 __device__ float ex2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
@@ -83,7 +87,8 @@ __device__ void load_transposed(u32 (&r)[4], const void *row) {
 }
 
 __device__ void copy_async(void *to, const void *from, bool live) {  // zeros where not live
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(live ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 ::"r"(shared_address(to)), "l"(from), "r"(live ? 16 : 0) : "memory");
 }
 
 __device__ void copies_arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
@@ -97,7 +102,9 @@ __device__ void unpack(float (&x)[8], uint4 p) {
     x[4] = low(p.z), x[5] = high(p.z), x[6] = low(p.w), x[7] = high(p.w);
 }
 
-__device__ uint4 pack(const float (&x)[8]) { return {pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7])}; }
+__device__ uint4 pack(const float (&x)[8]) {
+    return {pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7])};
+}
 
 __device__ void read8(float (&x)[8], const float *at) {
     float4 a = *(const float4 *)at, b = *(const float4 *)(at + 4);
@@ -106,7 +113,8 @@ __device__ void read8(float (&x)[8], const float *at) {
 
 // 32 channels of a 16 x 16 product: rows[h], columns[h] hold the lane's eight channels of its token in half h.
 __device__ void product(float (&d)[2][4], const uint4 (&rows)[2], uint4 columns0, uint4 columns1) {
-    u32 first[4] = {rows[0].x, rows[1].x, rows[0].y, rows[1].y}, second[4] = {rows[0].z, rows[1].z, rows[0].w, rows[1].w};
+    u32 first[4] = {rows[0].x, rows[1].x, rows[0].y, rows[1].y};
+    u32 second[4] = {rows[0].z, rows[1].z, rows[0].w, rows[1].w};
     mma(d[0], first, columns0.x, columns0.y);
     mma(d[1], first, columns1.x, columns1.y);
     mma(d[0], second, columns0.z, columns0.w);
@@ -124,7 +132,8 @@ __device__ void split(u32 (&hi)[4], u32 (&lo)[4], const float (&x)[2][4]) {
 }
 
 // d += x tile^T with tile [16][16] in shared memory, to about 16 bits: high high + low high + high low.
-__device__ void product_split(float (&d)[2][4], const u32 (&hi)[4], const u32 (&lo)[4], const unsigned char *tile, int n, int c) {
+__device__ void product_split(float (&d)[2][4], const u32 (&hi)[4], const u32 (&lo)[4], const unsigned char *tile,
+                              int n, int c) {
 #pragma unroll
     for (int t = 0; t < 2; t++) {
         const unsigned char *at = tile + (8 * t + n) * TILE_ROW + 4 * c;
@@ -136,11 +145,13 @@ __device__ void product_split(float (&d)[2][4], const u32 (&hi)[4], const u32 (&
     }
 }
 
-// 16-byte pieces of a row are permuted by an exclusive or with this: both eight tokens in a row and the eight tokens of a
-// fragment's half get eight different values.
+// 16-byte pieces of a row are permuted by an exclusive or with this: both eight tokens in a row and the eight tokens of
+// a fragment's half get eight different values.
 __device__ int decayed_swizzle(int t) { return (t & 1) | ((t >> 1) & 2) | ((((t >> 1) ^ (t >> 3)) & 1) << 2); }
 // The same for rows t ... t + 7 and for rows t, t + 1, t + 8, t + 9, t + 16, ...
-__device__ int inverse_swizzle(int t) { return (t & 1) | ((((t >> 1) ^ (t >> 3)) & 1) << 1) | ((((t >> 2) ^ (t >> 4)) & 1) << 2); }
+__device__ int inverse_swizzle(int t) {
+    return (t & 1) | ((((t >> 1) ^ (t >> 3)) & 1) << 1) | ((((t >> 2) ^ (t >> 4)) & 1) << 2);
+}
 
 __device__ u16 *inverse_at(unsigned char *inverse, int t, int s) {
     return (u16 *)(inverse + t * CHUNK * 2 + (((s >> 3) ^ inverse_swizzle(t)) << 4) + (s & 7) * 2);
@@ -164,8 +175,8 @@ __device__ void norms(float (&norm)[2], const uint4 (&x)[4][2]) {
 }
 
 #if !KDA_SAFE
-// A diagonal block of products from differences of l, channel by channel: right for any decay. x and k point to the block's
-// first token and the lane's first channel, l to the lane's first channel; norm is that of the lane's tokens of x.
+// A diagonal block of products from differences of l, channel by channel: right for any decay. x and k point to the
+// block's first token and the lane's first channel, l to the lane's first channel; norm is of the lane's tokens of x.
 __device__ void exact_diagonal(float (&d)[2][4], const u16 *x, i64 x_row, const u16 *k, i64 k_row, const float *l,
                                const float (&norm)[2], int token, int c, int live) {
     for (int j = 0; j < 16; j++) {
@@ -236,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) kda_prologue(const __gr
     if (live <= 0) return;
     start += chunk * CHUNK;
     const i64 tile = ((i64)slot * p.num_heads + head) * CHUNK * DIM;
-    const int token = 4 * (n >> 1) + (n & 1), first = 16 * block + token;  // the lane's first token in its block, in the chunk
+    const int token = 4 * (n >> 1) + (n & 1), first = 16 * block + token;  // the lane's first, in block and in chunk
 
     unsigned char *const own = smem + block * OWN_BYTES;
     float *const totals = (float *)(smem + TOTALS);
@@ -266,7 +277,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) kda_prologue(const __gr
         if (threadIdx.x < CHUNK) {
             const int t = threadIdx.x;
             float y = 0.f;
-            if (t < live) y = rcp(1.f + ex2(low(p.beta[seq * p.beta_batch + (start + t) * p.beta_row + head * p.beta_head]) * -LOG2E));
+            if (t < live) {
+                const u16 x = p.beta[seq * p.beta_batch + (start + t) * p.beta_row + head * p.beta_head];
+                y = rcp(1.f + ex2(low(x) * -LOG2E));
+            }
             beta[t] = y;
         }
     } else {
@@ -309,7 +323,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) kda_prologue(const __gr
     if (!keys) norm[0] *= p.scale, norm[1] *= p.scale;
     __syncthreads();  // l, totals and beta are complete
 
-    // of the block, channel by channel: decay before it, decay between it and the middle of the chunk, total, decay after it
+    // of the block, by channel: decay before it, decay between it and the middle of the chunk, total, decay after it
     float *const vectors = (float *)(smem + VECTORS) + (keys ? block * 4 : 16 + block * 2) * DIM;
     {
         float t[4][4];
@@ -321,12 +335,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) kda_prologue(const __gr
         float4 out[4], last;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float half = t[0][i] + t[1][i], own_total = block == 0 ? t[0][i] : block == 1 ? t[1][i] : block == 2 ? t[2][i] : t[3][i];
-            (&out[0].x)[i] = ex2(block == 0 ? 0.f : block == 1 ? t[0][i] : block == 2 ? half : half + t[2][i]);
-            (&out[1].x)[i] = ex2(block == 0 ? t[1][i] : block == 3 ? t[2][i] : 0.f);
-            (&out[2].x)[i] = KDA_SAFE ? ex2(own_total) : own_total;
-            (&out[3].x)[i] = ex2(block == 0 ? t[1][i] + t[2][i] + t[3][i] : block == 1 ? t[2][i] + t[3][i] : block == 2 ? t[3][i] : 0.f);
-            (&last.x)[i] = ex2(half + t[2][i] + t[3][i]);
+            const float t0 = t[0][i], t1 = t[1][i], t2 = t[2][i], t3 = t[3][i], half = t0 + t1;
+            const float total = block == 0 ? t0 : block == 1 ? t1 : block == 2 ? t2 : t3;
+            (&out[0].x)[i] = ex2(block == 0 ? 0.f : block == 1 ? t0 : block == 2 ? half : half + t2);
+            (&out[1].x)[i] = ex2(block == 0 ? t1 : block == 3 ? t2 : 0.f);
+            (&out[2].x)[i] = KDA_SAFE ? ex2(total) : total;
+            (&out[3].x)[i] = ex2(block == 0 ? t1 + t2 + t3 : block == 1 ? t2 + t3 : block == 2 ? t3 : 0.f);
+            (&last.x)[i] = ex2(half + t2 + t3);
         }
 #pragma unroll
         for (int i = 0; i < 4; i++)
@@ -342,7 +357,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) kda_prologue(const __gr
     wide = __any_sync(~0u, wide);
     if (wide) {
         const u16 *const k = p.k + seq * p.k_batch + (start + 16 * block) * p.k_row + head * p.k_head + 8 * c;
-        exact_diagonal(diagonal, x + 16 * block * x_row, x_row, k, p.k_row, l - token * DECAY_ROW, norm, token, c, live - 16 * block);
+        exact_diagonal(diagonal, x + 16 * block * x_row, x_row, k, p.k_row, l - token * DECAY_ROW, norm, token, c,
+                       live - 16 * block);
     }
 #endif
 
@@ -393,7 +409,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) kda_prologue(const __gr
                 const int t = first + 2 * h;
                 unsigned char *const row = smem + DECAYED + t * DIM * 2 + 4 * c;
 #pragma unroll
-                for (int i = 0; i < 4; i++) *(u32 *)(row + (((4 * s + i) ^ decayed_swizzle(t)) << 4)) = pack(z[2 * i], z[2 * i + 1]);
+                for (int i = 0; i < 4; i++)
+                    *(u32 *)(row + (((4 * s + i) ^ decayed_swizzle(t)) << 4)) = pack(z[2 * i], z[2 * i + 1]);
             } else {
                 *(uint4 *)(stored + 2 * h * DIM + 32 * s) = pack(z);
             }
@@ -415,7 +432,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) kda_prologue(const __gr
         if (!wide)
 #endif
         product(diagonal, raw[s], column[block * 256], column[block * 256 + 32]);
-        if (block % 2 == 1) product(adjacent, raw[s], column[(4 + (block >> 1)) * 256], column[(4 + (block >> 1)) * 256 + 32]);
+        const uint4 *const previous = column + (4 + (block >> 1)) * 256;
+        if (block % 2 == 1) product(adjacent, raw[s], previous[0], previous[32]);
         if (block >= 2) {
             product(far[0], far_rows[s], column[6 * 256], column[6 * 256 + 32]);
             product(far[1], far_rows[s], column[7 * 256], column[7 * 256 + 32]);
@@ -447,7 +465,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) kda_prologue(const __gr
                 const u32 a = pack(y[0], y[1]), b = pack(y[2], y[3]);
                 unsigned char *const at = own + BELOW + 2 * j * TILE_BYTES + r * TILE_ROW + 8 * c;
                 *(uint2 *)at = {a, b};
-                *(uint2 *)(at + TILE_BYTES) = {pack(y[0] - low(a), y[1] - high(a)), pack(y[2] - low(b), y[3] - high(b))};
+                const u32 a_low = pack(y[0] - low(a), y[1] - high(a)), b_low = pack(y[2] - low(b), y[3] - high(b));
+                *(uint2 *)(at + TILE_BYTES) = {a_low, b_low};
             }
         }
     }
@@ -464,7 +483,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) kda_prologue(const __gr
         for (int j = 0; j < 15; j++) {
 #pragma unroll
             for (int r = (j + 1) & ~3; r < 16; r += 4) {
-                const float4 a = *(const float4 *)((const float *)own + j * SOLVE_ROW + r);  // zero on and above the diagonal
+                const float4 a = *(const float4 *)((const float *)own + j * SOLVE_ROW + r);  // 0 but below the diagonal
                 if (r > j) y[r] -= a.x * y[j];
                 if (r + 1 > j) y[r + 1] -= a.y * y[j];
                 if (r + 2 > j) y[r + 2] -= a.z * y[j];
@@ -485,11 +504,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) kda_prologue(const __gr
     }
     __syncthreads();  // all blocks of Akk and the inverses of its diagonal blocks are complete
 
-    // block substitution: a warp solves for one block column of the inverse, transposed: M_ij = -D_i (sum over k of A_ik M_kj)
+    // block substitution: a warp solves for one block column of the inverse, transposed:
+    // M_ij = -D_i (sum over k of A_ik M_kj)
     if (warp < 3) {
         u32 hi[3][4], lo[3][4];
         {
-            const unsigned char *const at = own + INVERSE + (((lane >> 4) << 3) + (lane & 7)) * TILE_ROW + (lane & 8) * 2;
+            const int row = ((lane >> 4) << 3) + (lane & 7);
+            const unsigned char *const at = own + INVERSE + row * TILE_ROW + (lane & 8) * 2;
             u32 a[4], b[4];
             load_transposed(a, at);
             load_transposed(b, at + TILE_BYTES);
@@ -517,7 +538,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) kda_prologue(const __gr
 #pragma unroll
                 for (int b = 0; b < 4; b++) {
                     z[a][b] = -z[a][b];
-                    *inverse_at(inverse, 16 * i + 8 * a + 2 * c + (b & 1), 16 * block + n + 8 * (b >> 1)) = (u16)pack(z[a][b] * factor[b >> 1], 0.f);
+                    const int t = 16 * i + 8 * a + 2 * c + (b & 1), column = 16 * block + n + 8 * (b >> 1);
+                    *inverse_at(inverse, t, column) = (u16)pack(z[a][b] * factor[b >> 1], 0.f);
                 }
             }
             if (i < 3) split(hi[i], lo[i], z);
@@ -533,8 +555,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) kda_prologue(const __gr
         for (int j = 0; j < 4; j++) {
             const int t = 16 * j + 8 * (group & 1) + eighth;
 #pragma unroll
-            for (int i = 0; i < 2; i++)
-                load_transposed(b[j][i], smem + DECAYED + t * DIM * 2 + (((4 * block + 2 * i + (group >> 1)) ^ decayed_swizzle(t)) << 4));
+            for (int i = 0; i < 2; i++) {
+                const int piece = (4 * block + 2 * i + (group >> 1)) ^ decayed_swizzle(t);
+                load_transposed(b[j][i], smem + DECAYED + t * DIM * 2 + (piece << 4));
+            }
         }
         u16 *const to = p.w + tile + n * DIM + 32 * block + 8 * c;
 #pragma unroll
@@ -562,7 +586,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) kda_prologue(const __gr
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 const int t = 16 * j + 8 * (group >> 1) + eighth;
-                load_transposed(a[m][j], smem + VALUES + t * DIM * 2 + (((4 * block + 2 * m + (group & 1)) ^ (t & 7)) << 4));
+                const int piece = (4 * block + 2 * m + (group & 1)) ^ (t & 7);
+                load_transposed(a[m][j], smem + VALUES + t * DIM * 2 + (piece << 4));
             }
         }
         u16 *const to = p.ut + tile + (32 * block + n) * CHUNK + 8 * c;

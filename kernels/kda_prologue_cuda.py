@@ -1,4 +1,5 @@
-"""Host side of kda_prologue.cu: compiled once a machine by NVRTC, launched on the current stream. Hopper only: run nowhere else."""
+"""Host side of kda_prologue.cu: compiled once a machine by NVRTC, launched on the current stream. Hopper only: run
+nowhere else."""
 
 import ctypes
 import functools
@@ -55,11 +56,14 @@ def _load(device: int, safe: bool):
     return function
 
 
-def launch(q, k, v, g, beta, A_log, dt_bias, cu_seqlens, operands, strides, scale, lower_bound, safe, sequences) -> None:
-    """Fill `operands` (w, qg, kg, ut, aqk, decay) on the current stream of the tensors' device, which must be the current one.
+def launch(
+    q, k, v, g, beta, A_log, dt_bias, cu_seqlens, operands, strides, scale, lower_bound, safe, sequences
+) -> None:
+    """Fill `operands` (w, qg, kg, ut, aqk, decay) on the current stream of the tensors' device, which must be the
+    current one.
 
-    bfloat16 q, k, v, g [B, T, H, 128] whose rows start at multiples of 16 bytes, beta [B, T, H]; `strides` holds the first three
-    of each, 0 for the batch where `cu_seqlens` (int64) is given.
+    bfloat16 q, k, v, g [B, T, H, 128] whose rows start at multiples of 16 bytes, beta [B, T, H]; `strides` holds the
+    first three of each, 0 for the batch where `cu_seqlens` (int64) is given.
     """
     from cuda.bindings import driver
 
@@ -80,4 +84,6 @@ def launch(q, k, v, g, beta, A_log, dt_bias, cu_seqlens, operands, strides, scal
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(block))
     ctas = operands[0].shape[0] * heads
     stream = torch.cuda.current_stream(q.device).cuda_stream
-    _check(driver.cuLaunchKernel(function, ctas, 1, 1, THREADS, 1, 1, SHARED_BYTES, stream, ctypes.addressof(pointers), 0))
+    _check(
+        driver.cuLaunchKernel(function, ctas, 1, 1, THREADS, 1, 1, SHARED_BYTES, stream, ctypes.addressof(pointers), 0)
+    )

@@ -7,7 +7,9 @@ q and k are L2-normalized (epsilon 1e-6 inside the root) and q is scaled. Source
 import torch
 
 
-def log_decay(g: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor, gate: str, lower_bound: float) -> torch.Tensor:
+def log_decay(
+    g: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor, gate: str, lower_bound: float
+) -> torch.Tensor:
     """Natural-log decay, float64, shape of `g` [..., H, K]; `A_log` [H], `dt_bias` [H * K] or [H, K]."""
     heads, dim = g.shape[-2:]
     rate = A_log.double().exp()[:, None]
@@ -19,8 +21,11 @@ def log_decay(g: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor, gate:
     raise ValueError(f"gate is {gate!r}; it must be 'safe' or 'softplus'")
 
 
-def kda_reference(q, k, v, g, beta, *, A_log, dt_bias, scale=None, gate="safe", lower_bound=-5.0, initial_state=None, cu_seqlens=None):
-    """Arguments as `kda_prefill.kda_prefill`. Returns `o` [B, T, H, V] and the final states [N, H, V, K], both float64."""
+def kda_reference(
+    q, k, v, g, beta, *, A_log, dt_bias, scale=None, gate="safe", lower_bound=-5.0, initial_state=None, cu_seqlens=None
+):
+    """Arguments as `kda_prefill.kda_prefill`. Returns `o` [B, T, H, V] and the final states [N, H, V, K], both
+    float64."""
     batch, tokens, heads, dim = q.shape
     scale = dim**-0.5 if scale is None else scale
     q, k = (x.double() * torch.rsqrt(x.double().square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))

@@ -1,10 +1,12 @@
-"""KDA prefill as a task: the shapes that public benchmarks of KDA share, FLA's chunk_kda or FlashKDA as the baseline."""
+"""KDA prefill as a task: the shapes that public benchmarks share, FlashKDA or FLA's chunk_kda as the baseline."""
 
 from dataclasses import dataclass
 
 HEAD_DIM = 128
 LOWER_BOUND = -5.0
-OUTPUT_LIMIT = 6e-3  # ||o - reference|| / ||reference||, what FlashKDA's own tests ask for; bf16 operands cost about 4e-3
+OUTPUT_LIMIT = (
+    6e-3  # ||o - reference|| / ||reference||, what FlashKDA's own tests ask for; bf16 operands cost about 4e-3
+)
 STATE_LIMIT = 5e-3  # the same of the final states, what FLA's tests ask for
 MIXED = (1300, 547, 2048, 963, 271, 3063)
 RAGGED = (17, 33, 65, 1, 15, 300)
@@ -12,8 +14,8 @@ RAGGED = (17, 33, 65, 1, 15, 300)
 DEFINITION = f"""\
 # kda-prefill: Kimi Delta Attention over whole prompts, safe gate, {HEAD_DIM} channels a head
 
-Define `kda_prefill(q, k, v, g, beta, A_log, dt_bias, scale, lower_bound, initial_state, cu_seqlens)` in one Python file. It
-returns `(o, final_state)`.
+Define `kda_prefill(q, k, v, g, beta, A_log, dt_bias, scale, lower_bound, initial_state, cu_seqlens)` in one Python
+file. It returns `(o, final_state)`.
 
 | input | shape | dtype |
 |---|---|---|
@@ -38,17 +40,19 @@ Sequence n has the tokens cu_seqlens[n] ... cu_seqlens[n + 1] - 1. Per head, wit
     o_t = S q_t
 
 ## Rules
-- Right means: finite everywhere, ||o - reference|| / ||reference|| at most {OUTPUT_LIMIT}, of the states at most {STATE_LIMIT}; the
-  reference goes token by token in fp64.
-- Gates may be saturated at lower_bound for many tokens in a row, keys may be nearly equal: no product of exp(gate) over more than
-  16 tokens may be inverted in fp32, and the inverse of a chunk's triangular matrix must not come from a power series.
+- Right means: finite everywhere, ||o - reference|| / ||reference|| at most {OUTPUT_LIMIT}, of the states at most
+  {STATE_LIMIT}; the reference goes token by token in fp64.
+- Gates may be saturated at lower_bound for many tokens in a row, keys may be nearly equal: no product of exp(gate)
+  over more than 16 tokens may be inverted in fp32, and the inverse of a chunk's triangular matrix must not come from a
+  power series.
 - Sequences of 0 to 32,768 tokens, any number of them. An empty sequence keeps its state.
-- Values in the same buffers change between calls, lengths included: nothing derived from contents may be kept between calls.
-- All work is done on the current stream, inputs are left as they are, the outputs are new tensors, the host does not wait.
+- Values in the same buffers change between calls, lengths included: keep nothing derived from contents between calls.
+- All work is done on the current stream, inputs are left as they are, outputs are new tensors, the host does not wait.
 
 ## What is timed
-GPU time of one call with a cold L2 cache, host time not counted. The score is the geometric mean of the baseline's time divided
-by yours; the baseline is FlashKDA where it is installed, else FLA's chunk_kda with safe_gate=True. Any wrong workload scores 0.
+GPU time of one call with a cold L2 cache, host time not counted. The score is the geometric mean of the baseline's
+time divided by yours; the baseline is FlashKDA where it is installed, else FLA's chunk_kda with safe_gate=True. Any
+wrong workload scores 0.
 """
 
 TECHNIQUES = {
@@ -91,8 +95,8 @@ class KDAWorkload:
 
 
 _SHAPES = (
-    (96, (8192,)), (96, MIXED), (96, (1024,) * 8), (64, (8192,)), (64, MIXED), (64, (1024,) * 8), (32, (8192,)), (32, (2048,)),
-    (16, (2048,)), (12, (8192,)), (12, (32768,)), (32, (512,)), (12, (512,)), (32, RAGGED),
+    (96, (8192,)), (96, MIXED), (96, (1024,) * 8), (64, (8192,)), (64, MIXED), (64, (1024,) * 8), (32, (8192,)),
+    (32, (2048,)), (16, (2048,)), (12, (8192,)), (12, (32768,)), (32, (512,)), (12, (512,)), (32, RAGGED),
 )  # fmt: skip
 
 
@@ -157,11 +161,17 @@ def compare(outputs, expected):
     from kernels.reference import Errors
 
     if not isinstance(outputs, tuple | list) or len(outputs) != 2:
-        return Errors(False, f"returned {type(outputs).__name__}, must return (o, final_state)", math.inf, math.inf, math.inf)
-    for name, value, wanted, dtype in zip(("o", "final_state"), outputs, expected, (torch.bfloat16, torch.float32), strict=True):
+        return Errors(
+            False, f"returned {type(outputs).__name__}, must return (o, final_state)", math.inf, math.inf, math.inf
+        )
+    for name, value, wanted, dtype in zip(
+        ("o", "final_state"), outputs, expected, (torch.bfloat16, torch.float32), strict=True
+    ):
         if type(value) is not torch.Tensor or (value.shape, value.dtype) != (wanted.shape, dtype):
             seen = f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-            return Errors(False, f"{name} is {seen}, must be {dtype} {list(wanted.shape)}", math.inf, math.inf, math.inf)
+            return Errors(
+                False, f"{name} is {seen}, must be {dtype} {list(wanted.shape)}", math.inf, math.inf, math.inf
+            )
     ratios = [_error_ratio(value, wanted) for value, wanted in zip(outputs, expected, strict=True)]
     reason = ""
     for name, ratio, limit in zip(("o", "final_state"), ratios, (OUTPUT_LIMIT, STATE_LIMIT), strict=True):

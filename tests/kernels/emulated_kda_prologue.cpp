@@ -1,5 +1,5 @@
-// kda_prologue.cu on the CPU: a thread for every thread of a CTA, barriers for the barriers, warp instructions by exchange.
-// Shows the arithmetic, the layouts and, built with -fsanitize=thread, races between barriers. Says nothing about speed.
+// kda_prologue.cu on the CPU: a thread for every thread of a CTA, barriers for barriers, warp instructions by exchange.
+// Shows the arithmetic, the layouts and, built with -fsanitize=thread, races between barriers. Says nothing of speed.
 // Build with -DKDA_SAFE=1 or 0 and -DSOURCE='"path of kda_prologue.cu"'.
 
 #include <cmath>
@@ -79,14 +79,17 @@ u32 bf16(float x) { u32 b = bits_of(x); return (b + 0x7fff + ((b >> 16) & 1)) >>
 u32 pack(float low, float high) { return bf16(low) | bf16(high) << 16; }
 float half_of(uint64_t pair, int high) { return __uint_as_float(high ? (u32)pair & 0xffff0000u : (u32)pair << 16); }
 
-// mma.m16n8k16: A[row][k] is in lane 4 (row % 8) + k % 8 / 2, register row / 8 + 2 (k / 8); B[k][col] in lane 4 col + k % 8 / 2
+// mma.m16n8k16: A[row][k] is in lane 4 (row % 8) + k % 8 / 2, register row / 8 + 2 (k / 8);
+// B[k][col] in lane 4 col + k % 8 / 2, register k / 8
 void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     enter(a[0], a[1], a[2], a[3], b0, b1);
     auto &values = warp().values;
     for (int i = 0; i < 4; i++) {
         int row = lane_id() / 4 + 8 * (i / 2), col = 2 * (lane_id() % 4) + i % 2;
-        for (int k = 0; k < 16; k++)
-            d[i] += half_of(values[4 * (row % 8) + k % 8 / 2][row / 8 + 2 * (k / 8)], k % 2) * half_of(values[4 * col + k % 8 / 2][4 + k / 8], k % 2);
+        for (int k = 0; k < 16; k++) {
+            float x = half_of(values[4 * (row % 8) + k % 8 / 2][row / 8 + 2 * (k / 8)], k % 2);
+            d[i] += x * half_of(values[4 * col + k % 8 / 2][4 + k / 8], k % 2);
+        }
     }
     leave();
 }
@@ -121,7 +124,7 @@ extern "C" void run(const Params *params, int ctas) {
         threads.emplace_back([=] {
             threadIdx.x = t;
             for (int i = 0; i < ctas; i++) {
-                if (t == 0) memset((void *)shared, 0xff, sizeof shared);  // NaN: what is read before it is written shows
+                if (t == 0) memset((void *)shared, 0xff, sizeof shared);  // NaN, so that a read before a write shows
                 __syncthreads();
                 blockIdx.x = i;
                 kda_prologue(*params);
@@ -140,7 +143,8 @@ int main() {  // one sequence of 100 tokens, one head: a full chunk and a partia
         for (auto &v : x) v = bf16(normal(random));
         return x;
     };
-    auto q = make(tokens * DIM), k = make(tokens * DIM), v = make(tokens * DIM), g = make(tokens * DIM), beta = make(tokens);
+    auto q = make(tokens * DIM), k = make(tokens * DIM), v = make(tokens * DIM), g = make(tokens * DIM);
+    auto beta = make(tokens);
     std::vector<float> A_log(1, 2.8f), dt_bias(DIM, 0.5f), decay(2 * DIM);
     std::vector<std::vector<uint16_t>> out(5, std::vector<uint16_t>(2 * CHUNK * DIM));
     Params p = {};

@@ -1,4 +1,5 @@
-"""The checks and the schedule of kda_prefill, and the portable kernels in Triton's interpreter, in a process of its own."""
+"""The checks and the schedule of kda_prefill, and the portable kernels in Triton's interpreter, in a process of its
+own."""
 
 import os
 import re
@@ -8,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from kda_inputs import kda_inputs
 
 from kernels.kda_inputs import KDAInputError
 from kernels.kda_prefill import CHUNK, Schedule, choose_schedule, implementation, kda_prefill, kda_prefill_triton
+from kernels.kda_regimes import kda_inputs
 
 HERE = Path(__file__).parent
 
@@ -43,7 +44,10 @@ MISUSE = [
     ({"q": lambda t: t.numpy()}, "q is a ndarray; wanted a torch.Tensor"),
     ({"A_log": lambda t: None}, "A_log is a NoneType; wanted a torch.Tensor"),
     ({"k": lambda t: t.to("meta")}, "k is on meta, q on cpu; move them to one device"),
-    ({"q": lambda t: t.bfloat16()}, "q is torch.bfloat16; wanted torch.float32: Triton's interpreter multiplies the bit patterns"),
+    (
+        {"q": lambda t: t.bfloat16()},
+        "q is torch.bfloat16; wanted torch.float32: Triton's interpreter multiplies the bit patterns",
+    ),
     ({"v": lambda t: t.half()}, r"v is torch.float16; wanted torch.float32. Convert it with .to\(torch.float32\)"),
     ({"dt_bias": lambda t: t.double()}, "dt_bias is torch.float64; wanted torch.float32"),
     ({"initial_state": lambda t: t.bfloat16()}, "initial_state is torch.bfloat16; wanted torch.float32"),
@@ -54,10 +58,16 @@ MISUSE = [
     ({"beta": lambda t: t[..., None]}, r"beta has shape \[1, 8, 2, 1\]; wanted \[1, 8, 2\]: \[B, T, H\]"),
     ({"A_log": lambda t: t[:1]}, r"A_log has shape \[1\]; wanted \[2\]"),
     ({"dt_bias": lambda t: t[:128]}, r"dt_bias has shape \[128\]; wanted \[256\] or \[2, 128\]"),
-    ({"initial_state": lambda t: t[:1]}, r"initial_state has shape \[1, 2, 128, 128\]; wanted \[2, 2, 128, 128\]: \[N, H, V, K\]"),
+    (
+        {"initial_state": lambda t: t[:1]},
+        r"initial_state has shape \[1, 2, 128, 128\]; wanted \[2, 2, 128, 128\]: \[N, H, V, K\]",
+    ),
     ({"cu_seqlens": lambda t: t[None]}, r"cu_seqlens has shape \[1, 3\]; wanted \[N \+ 1\]"),
     ({"out": lambda t: torch.empty(1, 8, 2, 64)}, r"out has shape \[1, 8, 2, 64\]"),
-    ({"g": lambda t: t.transpose(2, 3).contiguous().transpose(2, 3)}, r"g has strides .*; wanted 1 in the last dimension"),
+    (
+        {"g": lambda t: t.transpose(2, 3).contiguous().transpose(2, 3)},
+        r"g has strides .*; wanted 1 in the last dimension",
+    ),
     ({"initial_state": lambda t: t.transpose(2, 3)}, r"initial_state has strides .*; wanted a contiguous tensor"),
     ({"q": lambda t: t.requires_grad_()}, "an input requires grad, and this prefill has no backward"),
     ({"gate": lambda t: "sigmoid"}, "gate is 'sigmoid'; wanted one of 'safe', 'softplus'"),
@@ -98,7 +108,9 @@ def test_schedule_on_132_multiprocessors(sequences, heads, tokens, wanted):
 
 
 @pytest.mark.parametrize("target, sms", [("sm_90", 132), ("cuda", 148), ("hip", 256), ("cpu", 1)])
-@pytest.mark.parametrize("sequences, heads, tokens", [(1, 1, 1), (1, 1, 1 << 20), (300, 96, 300), (0, 8, 0), (1, 4, 65536)])
+@pytest.mark.parametrize(
+    "sequences, heads, tokens", [(1, 1, 1), (1, 1, 1 << 20), (300, 96, 300), (0, 8, 0), (1, 4, 65536)]
+)
 def test_schedules_make_sense(target, sms, sequences, heads, tokens):
     found = choose_schedule(target=target, sms=sms, sequences=sequences, heads=heads, tokens=tokens)
     assert found.block_v in (32, 64, 128) and found.stages >= 1

@@ -1,4 +1,5 @@
-"""The CUDA prologue without a GPU: what the compiler says about it, and its own source run on the CPU, thread by thread."""
+"""The CUDA prologue without a GPU: what the compiler says about it, and its own source run on the CPU, thread by
+thread."""
 
 import ctypes
 import functools
@@ -9,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from kda_inputs import error_ratio, kda_inputs
 
 from kernels import kda_prologue_cuda as cuda
 from kernels.kda_reference import kda_reference, log_decay
+from kernels.kda_regimes import error_ratio, kda_inputs
 from kernels.nvrtc import CompileError, compile_cubin
 
 EMULATOR = Path(__file__).with_name("emulated_kda_prologue.cpp")
@@ -40,7 +41,9 @@ def build(folder: Path, safe: int, *flags: str, source: Path = cuda.SOURCE) -> P
     target = folder / f"prologue_{safe}"
     options = ["-std=c++20", "-O1", "-pthread", "-fno-strict-aliasing", "-w", *flags]
     macros = [f"-DKDA_SAFE={safe}", f'-DSOURCE="{source}"']
-    built = subprocess.run([compiler, *options, *macros, str(EMULATOR), "-o", str(target)], capture_output=True, text=True)
+    built = subprocess.run(
+        [compiler, *options, *macros, str(EMULATOR), "-o", str(target)], capture_output=True, text=True
+    )
     assert built.returncode == 0, built.stderr
     return target
 
@@ -130,7 +133,11 @@ def test_later_tokens_change_no_bit_of_earlier_operands(emulator):
         tensor[:, 40:] = torch.randn_like(tensor[:, 40:])
     after = run(emulator("safe"), arguments, keywords)
     for name, (x, y) in enumerate(zip(before, after, strict=True)):
-        if name in (0, 1, 4):  # w, qg and aqk, a row a token; ut has a column a token, kg and decay are of the whole chunk
+        if name in (
+            0,
+            1,
+            4,
+        ):  # w, qg and aqk, a row a token; ut has a column a token, kg and decay are of the whole chunk
             assert torch.equal(x[0, ..., :40, :], y[0, ..., :40, :])
     assert torch.equal(before[3][0, ..., :40], after[3][0, ..., :40])
 

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from kda_inputs import DIM, kda_inputs
 
 from kernels.kda_reference import kda_reference, log_decay
+from kernels.kda_regimes import DIM, kda_inputs
 
 
 def unit(x):
@@ -29,7 +29,14 @@ def test_orthogonal_keys_without_decay_are_remembered():
     k = torch.eye(DIM)[None, :40, None]
     v = torch.randn(1, 40, 1, DIM)
     o, state = kda_reference(
-        k, k, v, torch.full_like(k, -1e9), torch.full((1, 40, 1), 1e9), A_log=torch.zeros(1), dt_bias=torch.zeros(DIM), scale=1.0
+        k,
+        k,
+        v,
+        torch.full_like(k, -1e9),
+        torch.full((1, 40, 1), 1e9),
+        A_log=torch.zeros(1),
+        dt_bias=torch.zeros(DIM),
+        scale=1.0,
     )
     torch.testing.assert_close(o, v.double(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(state[0, 0, :, :40], v[0, :, 0].double().T, rtol=1e-5, atol=1e-5)
@@ -39,7 +46,9 @@ def test_gates():
     g = torch.tensor([-1e9, 0.0, 1e9])[:, None, None].expand(3, 1, DIM)
     A_log, bias = torch.tensor([math.log(2.0)]), torch.zeros(DIM)
     assert log_decay(g, A_log, bias, "safe", -5.0)[:, 0, 0].tolist() == [0, -2.5, -5]
-    softplus = log_decay(torch.tensor([0.0, 50.0])[:, None, None].expand(2, 1, DIM), A_log, bias, "softplus", -5.0)[:, 0, 0]
+    softplus = log_decay(torch.tensor([0.0, 50.0])[:, None, None].expand(2, 1, DIM), A_log, bias, "softplus", -5.0)[
+        :, 0, 0
+    ]
     assert softplus.tolist() == pytest.approx([-2 * math.log(2), -100])
     with pytest.raises(ValueError, match="gate is 'sigmoid'; it must be 'safe' or 'softplus'"):
         log_decay(g, A_log, bias, "sigmoid", -5.0)

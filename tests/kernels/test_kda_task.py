@@ -6,7 +6,18 @@ import pytest
 import torch
 
 from kernels.kda_prefill import kda_prefill
-from kernels.kda_task import AWKWARD, DEFINITION, MIXED, TECHNIQUES, WORKLOADS, KDAWorkload, compare, keywords, make_inputs, reference
+from kernels.kda_task import (
+    AWKWARD,
+    DEFINITION,
+    MIXED,
+    TECHNIQUES,
+    WORKLOADS,
+    KDAWorkload,
+    compare,
+    keywords,
+    make_inputs,
+    reference,
+)
 from kernels.tasks import load_task
 
 CPU = torch.device("cpu")
@@ -79,4 +90,6 @@ def test_the_gate_stops_a_wrong_answer(answer, spoil, reason):
 
 def test_techniques_are_regular_expressions_and_the_definition_names_the_function():
     assert all(re.compile(pattern) for pattern in TECHNIQUES.values())
-    assert "`kda_prefill(q, k, v, g, beta, A_log, dt_bias, scale, lower_bound, initial_state, cu_seqlens)`" in DEFINITION
+    assert (
+        "`kda_prefill(q, k, v, g, beta, A_log, dt_bias, scale, lower_bound, initial_state, cu_seqlens)`" in DEFINITION
+    )

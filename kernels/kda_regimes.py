@@ -1,4 +1,5 @@
-"""Inputs of KDA prefill in the regimes where implementations went wrong: saturated gates, unbounded gates, nearly equal keys."""
+"""Inputs of KDA prefill in the regimes where implementations went wrong: saturated and unbounded gates, nearly equal
+keys."""
 
 import math
 
@@ -54,7 +55,8 @@ REGIMES = {
 
 
 def kda_inputs(lengths, heads=1, *, regime="random", batch=None, state=True, dtype=torch.float32, device="cpu", seed=0):
-    """(positional arguments, keywords) of `kda_prefill`: sequences side by side, or `batch` entries of `lengths[0]` tokens."""
+    """(positional arguments, keywords) of `kda_prefill`: sequences side by side, or `batch` entries of `lengths[0]`
+    tokens."""
     torch.manual_seed(seed)
     shape = (batch or 1, lengths[0] if batch else sum(lengths), heads)
     x = {name: torch.randn(*shape, DIM, device=device) for name in "qkvg"}
