@@ -33,9 +33,8 @@ from .kda_inputs import HEAD_DIM, KDAInputError, check
 CHUNK = 64  # tokens
 BLOCK = tl.constexpr(16)  # tokens between anchors
 LOG2E = tl.constexpr(1.4426950408889634)
-LARGEST_EXPONENT = tl.constexpr(
-    120.0
-)  # base 2; a block that decays further would overflow when taken relative to its start
+# base 2: relative to its start, a block that decays further would overflow
+LARGEST_EXPONENT = tl.constexpr(120.0)
 SCAN_BLOCK_V = 32
 MIN_SEGMENT = 8  # chunks: shorter segments do not pay for the scan
 MIN_SEGMENTS = 3  # a segment is run twice, so two of them gain nothing
@@ -566,20 +565,20 @@ def _run(
                 D=dim, BT=CHUNK, SAFE=safe, VARLEN=varlen, PRECISION=precision, num_warps=4,
             )  # fmt: skip
         options = {"VARLEN": varlen, "INITIAL": initial_state is not None, "D": dim}
-        span, spans, summary = 0, sequences, None
-        if schedule.segment:
-            span = schedule.segment * CHUNK
-            spans = max(slots(span), sequences)
+        segment = schedule.segment if tokens else 0
+        span, spans, summary = segment * CHUNK, sequences, None
+        if segment:
+            spans = slots(span)
             summary = torch.empty(spans, heads, 2, dim, dim, dtype=torch.float32, device=device)
 
         def recur(block_v, warps, stages, summarize):
             _recurrence[(spans * heads * (dim // block_v) * (2 if summarize else 1),)](
                 *operands, out, initial_state, final, summary, cu_seqlens, *strides[5], sequences, tokens, heads,
-                BT=CHUNK, BV=block_v, SEGMENT=schedule.segment, SUMMARIZE=summarize, STAGES=stages, num_warps=warps,
+                BT=CHUNK, BV=block_v, SEGMENT=segment, SUMMARIZE=summarize, STAGES=stages, num_warps=warps,
                 **options,
             )  # fmt: skip
 
-        if schedule.segment:
+        if segment:
             recur(min(schedule.block_v, 64), 4, schedule.stages, True)
             _scan[(sequences * heads * (dim // SCAN_BLOCK_V),)](
                 summary, initial_state, cu_seqlens, tokens, heads,

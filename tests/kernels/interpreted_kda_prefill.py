@@ -143,8 +143,9 @@ def test_nothing_to_do():
     o, final = kda_prefill(*arguments, **keywords)
     assert o.shape == (1, 5, 1, 128) and final.shape == (0, 1, 128, 128)
     arguments, keywords = kda_inputs([0], batch=2)
-    o, final = kda_prefill(*arguments, **keywords)
-    assert o.shape == (2, 0, 1, 128) and torch.equal(final, keywords["initial_state"])
+    for schedule in (None, Schedule(128, 8, 2, 1)):
+        o, final = kda_prefill(*arguments, **keywords, schedule=schedule)
+        assert o.shape == (2, 0, 1, 128) and torch.equal(final, keywords["initial_state"])
 
 
 def test_what_runs_here():
