@@ -221,6 +221,15 @@ def selfcheck_tables(found: dict) -> list[Table]:
     return [checks, compiled] if found["compiled"] else [checks]
 
 
+def kda_table(part: dict) -> Table:
+    """One kind of evidence about KDA prefill (evoteam.kda.view)."""
+    left = ("case", "kernel", "for", "heads x tokens", "result")
+    table = _table(part["title"], *((name, "left" if name in left else "right") for name in part["columns"]))
+    for row in part["rows"]:
+        table.add_row(*row, style="red" if row[-1] == "wrong" else None)
+    return table
+
+
 def claim_list(claims: tuple[Claim, ...]) -> Table:
     """What `--list` prints: every claim with its mode and how it is judged."""
     table = _table(

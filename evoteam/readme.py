@@ -5,7 +5,7 @@
 
 import click
 
-from evoteam import record
+from evoteam import kda, record
 from evoteam.formats import number
 
 README = record.ROOT / "README.md"
@@ -24,6 +24,7 @@ def generated() -> dict[str, str]:
     """Name of a marked place in the README -> the Markdown that belongs there."""
     import repro
     from evoteam import cli
+    from kernels import kda_evidence
 
     group = _context(cli.main, "python -m evoteam")
     commands = sorted(cli.main.commands.items())
@@ -31,6 +32,7 @@ def generated() -> dict[str, str]:
         "repro-help": _help(_context(repro.main, "repro.py")),
         "evoteam-help": "\n\n".join(_help(_context(command, name, group)) for name, command in commands),
         "measured": measured(record.shipped("mla_paged_decode")),
+        "kda": kda_measured(kda_evidence.recorded()),
     }
 
 
@@ -115,6 +117,26 @@ def _workload_row(row: dict) -> str:
         number(row["spread"], ".1%"),
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def kda_measured(recorded: dict) -> str:
+    """The shipped KDA measurement as Markdown, with its conditions."""
+    columns, rows = kda.times(recorded)
+    versions = ", ".join(f"{name} {version}" for name, version in recorded["versions"].items())
+    means = "; ".join(f"{s['geomean']:.2f}x against {name} over {s['n']}" for name, s in recorded["summary"].items())
+    return "\n".join(
+        [
+            f"Measured {recorded['created']} on one {recorded['device']}: {recorded['scope']}, {recorded['timer']}, "
+            f"{recorded['statistic']}; {versions}. Time in us.",
+            "",
+            f"| {' | '.join(columns)} |",
+            f"|{'---|' * len(columns)}",
+            *(f"| {' | '.join(row)} |" for row in rows),
+            "",
+            " ".join(recorded["conditions"]),
+            f"Geometric means under these conditions, where both were measured: {means}.",
+        ]
+    )
 
 
 def fill(text: str, parts: dict[str, str]) -> str:

@@ -38,6 +38,7 @@ def begin(command: list[str], modes: tuple[str, ...], seed: int) -> dict:
         "recorded": None,  # the shipped measurement, where it is shown instead of one made now
         "comparison": None,  # this run's means beside the shipped ones
         "selfcheck": None,
+        "kda": None,  # evidence of the KDA part
         "runs": [],  # summaries of searches
         "observations": [],  # what was measured but is nobody's claim
     }

@@ -13,6 +13,7 @@ from markupsafe import Markup
 from evoteam import figures
 from evoteam.claims import VERDICTS
 from evoteam.formats import number
+from evoteam.kda import view as kda_view
 
 TEMPLATES = Path(__file__).with_name("templates")
 FLUSHES = {
@@ -89,6 +90,7 @@ def render(report: dict, runs: Sequence = ()) -> str:
         *((item["id"], item["title"]) for item in sections),
         *([("comparison", "Against the record")] if report["comparison"] else []),
         *([("selfcheck", "Without a GPU")] if report["selfcheck"] else []),
+        *([("kda", "KDA prefill")] if report["kda"] else []),
         *((view.id, view.title) for view in runs),
         ("record", "The record"),
     ]
@@ -101,6 +103,7 @@ def render(report: dict, runs: Sequence = ()) -> str:
         sections=sections,
         comparison=report["comparison"] and _comparison(report["comparison"]),
         selfcheck=_selfcheck(report["selfcheck"]),
+        kda=report["kda"] and kda_view(report["kda"]),
         runs=runs,
         provenance=[
             ("Command", " ".join(report["command"])),

@@ -46,6 +46,14 @@ def report_record():
 
 
 @pytest.fixture
+def kda_evidence():
+    """What kernels.kda_evidence gives, made up."""
+    from tests.made_up import make_kda
+
+    return make_kda()
+
+
+@pytest.fixture
 def run_folder(tmp_path):
     """`run_folder("name", attempts=1)`: a made-up run folder, read by the same code as a real one."""
     from tests.made_up import make_run

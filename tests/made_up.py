@@ -111,6 +111,17 @@ def make_report():
         "device": {"name": "made-up GPU"},
         "kernel": {"name": "mla_paged_decode", "sha256": "0" * 64, "shipped": True},
         "measurements": measurements,
+        "selfcheck": make_selfcheck(),
+        "kda": make_kda(),
+        "observations": [
+            {
+                "title": "made-up row",
+                "value": "1.9x",
+                "device": "made-up GPU",
+                "verdict": "recorded",
+                "note": "made-up note",
+            }
+        ],
         "paper": expected.paper,
         "sources": expected.sources,
         "caveats": list(expected.caveats),
@@ -190,3 +201,51 @@ def make_run(path, *, attempts, arm="evolving", improves=True, every=5):
     lines = [json.dumps({"seq": i, "t": "2026-01-01T00:00:00Z"} | event) for i, event in enumerate(events)]
     (path / "events.jsonl").write_text("\n".join(lines) + "\n")
     return path
+
+
+def make_selfcheck():
+    """What a check without a GPU finds, one thing wrong."""
+    check = {"name": "one-token", "reason": "", "error_ratio": 1e-3, "lse_error": 1e-6, "seconds": 0.2}
+    built = {"kernel": "mla_paged_decode.cu", "variant": "sm_90a, fp16=0, stages=3", "compiler": "NVRTC 0.0"}
+    return {
+        "interpreter": [check, check | {"name": "wrong-one", "reason": "out[0, 0, 0] is nan"}],
+        "compiled": [built | {"registers": 128, "spill_bytes": 0, "shared_bytes": 137_088}],
+    }
+
+
+def make_kda():
+    """Evidence on KDA prefill as a machine without a GPU gives it."""
+    labels = {"shows": "made-up sense", "does_not_show": "made-up limits"}
+    claim = {
+        "here": False,
+        "verdict": "hardware-unavailable",
+        "reason": "the claim is for a made-up chip, which is not here",
+    }
+    claim |= {"known": ["made-up fact"], "unknown": ["made-up gap"], "to_judge": "a made-up chip"}
+    case = {"case": "serial", "o": 1e-7, "state": 2e-7, "limit": 1e-5, "ok": True}
+    kernel = {"kernel": "recurrence", "target": "sm_100a", "registers": 100, "spilled": 0, "shared_bytes": 65_536}
+    times = {"ours": 1000.0, "fla": 2000.0}
+    summary = {
+        "fla": {"geomean": 2.0, "n": 1, "wins": 1, "losses": [], "worst": {"workload": "96 x 8192", "ratio": 2.0}}
+    }
+    record = {
+        "device": "made-up GPU",
+        "created": "2026-01-01",
+        "conditions": ["made-up condition."],
+        "summary": summary,
+    }
+    return {
+        "device": None,
+        "claims": {"kda-mi350x": claim, "kda-b200": claim},
+        "evidence": {
+            "correctness": labels | {"rows": [case, case | {"case": "segmented", "ok": False}]},
+            "machine_code": labels
+            | {
+                "kernels": [kernel | {"matrix_instructions": {"HMMA": 12, "HGMMA": 3}}],
+                "errors": [{"kernel": "scan", "target": "gfx950", "error": "made-up error"}],
+            },
+            "record": labels
+            | record
+            | {"rows": [{"workload": "96 x 8192", "us": times}, {"workload": "12 x 512", "us": {"fla": 70}}]},
+        },
+    }

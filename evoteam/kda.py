@@ -1,0 +1,97 @@
+"""The two KDA modes: what can be known here while their chips are elsewhere, each with what it does not show."""
+
+from typing import TYPE_CHECKING
+
+from evoteam.claims import RECORDED, Evidence
+from evoteam.formats import number
+
+if TYPE_CHECKING:
+    from evoteam.session import Session
+
+MODES = ("kda-mi350x", "kda-b200")
+
+
+def judge(session: "Session") -> None:
+    """Evidence for the KDA claims, the whole of it in the report, and rows of their own for what was measured."""
+    modes = tuple(mode for mode in MODES if mode in session.modes)
+    if not modes:
+        return
+    from evoteam.console import kda_table
+    from kernels.kda_evidence import evidence
+
+    with session.terminal.progress("KDA prefill") as step:
+        found = evidence(step, modes=modes)
+    session.report["kda"] = found
+    for claim in session.of(modes):
+        known = found["claims"][claim.mode]
+        device = found["device"] if known["here"] else ""
+        session.evidence[claim.id] = Evidence(known["verdict"], device=device, reason=known["reason"])
+    session.report["observations"] += rows(found)
+    for part in view(found)["parts"]:
+        session.terminal.show(part["error"] or kda_table(part))
+
+
+def rows(found: dict) -> list[dict]:
+    """KDA prefill on the GPU that was measured, against each baseline: never the claim's row."""
+    now = "measurement" in found["evidence"]
+    measured = found["evidence"]["measurement" if now else "record"]
+    conditions = " ".join(measured.get("conditions", ()))
+    return [
+        {
+            "title": f"KDA prefill on {measured['device']} against {baseline}",
+            "value": f"{summary['geomean']:.2f}x, geometric mean of {summary['n']} shapes",
+            "device": measured["device"],
+            "verdict": "measured" if now else RECORDED,
+            "note": f"Worst: {summary['worst']['workload']} at {summary['worst']['ratio']:.2f}x. {conditions}".strip(),
+        }
+        for baseline, summary in measured["summary"].items()
+    ]
+
+
+def view(found: dict) -> dict:
+    """The evidence as tables, for the terminal and the page: title, columns, rows, what it shows and does not."""
+    build = {
+        "correctness": ("KDA prefill in Triton's interpreter, against fp64", _checks),
+        "hardware_correctness": ("KDA prefill on this GPU, against fp64", _checks),
+        "machine_code": ("KDA prefill compiled for the claims' GPUs", _machine_code),
+        "measurement": ("KDA prefill measured here, us", times),
+        "record": ("KDA prefill, recorded, us", times),
+    }
+    parts = []
+    for kind, content in found["evidence"].items():
+        title, table = build[kind]
+        named = {key: content[key] for key in ("shows", "does_not_show")} | {"error": content.get("error", "")}
+        columns, lines = ((), ()) if named["error"] else table(content)
+        if kind in ("measurement", "record"):
+            title = title.replace("KDA prefill", f"KDA prefill on {content['device']}")
+        parts.append(named | {"title": title, "columns": columns, "rows": lines})
+    return {"claims": list(found["claims"].items()), "parts": parts}
+
+
+def _checks(content: dict) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    lines = [
+        (row["case"], *(number(row[key], ".1e") for key in ("o", "state", "limit")), "right" if row["ok"] else "wrong")
+        for row in content["rows"]
+    ]
+    return ("case", "error of o", "error of the state", "limit", "result"), lines
+
+
+def _machine_code(content: dict) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    lines = [
+        (
+            row["kernel"],
+            row["target"],
+            *(number(row[key], ",.0f") for key in ("registers", "spilled", "shared_bytes")),
+            number(sum(row["matrix_instructions"].values()), ",.0f"),
+        )
+        for row in content["kernels"]
+    ]
+    lines += [(row["kernel"], row["target"], row["error"], "-", "-", "-") for row in content["errors"]]
+    return ("kernel", "for", "registers", "spilled", "shared B", "matrix ops"), lines
+
+
+def times(content: dict) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Columns and rows of a measurement: shapes, then a kernel a column."""
+    kernels = list(dict.fromkeys(name for row in content["rows"] for name in row["us"]))
+    lines = [(row["workload"], *(number(row["us"].get(name), ",.0f") for name in kernels)) for row in content["rows"]]
+    return ("heads x tokens", *kernels), lines
