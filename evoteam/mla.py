@@ -193,6 +193,11 @@ def _check(session: Session) -> None:
     if session.kernel.shipped:
         with session.terminal.progress("compile for sm_90") as step:
             compiled = selfcheck.compile_all(progress=step)
+    wrong = [row for row in interpreted if row["reason"] and row["error_ratio"] is not None]
+    if wrong:  # answers were compared: no GPU can make such a kernel right
+        reason = f"wrong on {len(wrong)} of {len(interpreted)} small inputs in the interpreter; {wrong[0]['name']}: "
+        for claim in session.of(SCOPE_OF):
+            session.evidence[claim.id] = Evidence(value=0.0, reason=reason + wrong[0]["reason"])
     session.report["selfcheck"] = {"interpreter": interpreted, "compiled": compiled}
     for table in selfcheck_tables(session.report["selfcheck"]):
         session.terminal.show(table)

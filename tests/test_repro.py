@@ -205,3 +205,16 @@ def test_ci_runs_the_readmes_test_line():
 
 def test_the_run_line_is_one_command():
     assert readme_line("run line") == "pip install -e . && python repro.py"
+
+
+def test_a_wrong_kernel_reproduces_nothing_even_without_a_gpu(repro, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from kernels.mla_paged_decode_triton import mla_paged_decode_triton\n"
+        "def wrong(*arguments):\n"
+        "    out, lse = mla_paged_decode_triton(*arguments)\n"
+        "    return out * 1.05, lse\n"
+    )
+    done = repro("--mode", "run-only", "--kernel", "mine.py:wrong", CUDA_VISIBLE_DEVICES="", PYTHONPATH=str(ROOT))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search(r"wrong on 4 of 6 small\s+inputs in the interpreter; one-token", done.stdout)
+    assert done.stdout.splitlines()[-1] == "claims: 1 not-reproduced"
