@@ -147,6 +147,10 @@ class Judge:
     def load_libraries(self) -> None:
         import torch
 
+        if self.cuda and not torch.cuda.is_available():
+            self.spare.end()
+            name = self.task.name
+            sys.exit(f"task {name} is judged on a GPU and none is here; mla-paged-decode-cpu is judged on any machine")
         if self.cuda:
             from evoteam.gpu_side import GpuSide
 

@@ -239,3 +239,11 @@ def test_an_interrupt_keeps_the_run(tmp_path, toy, monkeypatch):
     assert done.exit_code == 1 and "interrupted; the run is kept" in done.output
     monkeypatch.undo()
     assert SharedFolder.read(tmp_path / "r").state.talk
+
+
+def test_a_gpu_task_without_a_gpu_is_one_clear_message(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (tmp_path / "kernel.py").write_text("def mla_paged_decode(*arguments): ...\n")
+    done = command("evaluate", tmp_path / "kernel.py", "--task", "mla-paged-decode")
+    assert done.exit_code == 1
+    assert "task mla-paged-decode is judged on a GPU and none is here" in done.output and "Traceback" not in done.output
