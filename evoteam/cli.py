@@ -261,4 +261,4 @@ def new_task(name: str) -> None:
         raise click.UsageError(str(error)) from None
     for path in written:
         click.echo(f"wrote {path.relative_to(root)}")
-    click.echo(f"try it: python -m pytest {written[1].relative_to(root)} (pytest comes with the extra \"test\")")
+    click.echo(f"try it: python -m pytest {written[1].relative_to(root)} (pytest comes with the extra `test`)")

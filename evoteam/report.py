@@ -191,7 +191,7 @@ def _headline(claims: list[dict]) -> str:
         if counts[name]
     ]
     open_ = sum(counts[name] for name in ("recorded", "hardware-unavailable", "baseline-unavailable", "not-run"))
-    return ", ".join([*(judged or ["Nothing judged here"]), *([f"{open_} claim{"s" * (open_ != 1)} open"] if open_ else [])])
+    return ", ".join([*(judged or ["Nothing judged here"]), *([f"{open_} {'claim' if open_ == 1 else 'claims'} open"] if open_ else [])])
 
 
 def _facts(report: dict) -> list[tuple[str, str]]:
