@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from evoteam import claims, record
-from evoteam.console import Terminal, claim_list
-from evoteam.formats import finite
+from evoteam.reporting import claims, record
+from evoteam.reporting.console import Terminal, claim_list
+from evoteam.reporting.formats import finite
 
 EXPECTED = Path(__file__).with_name("expected_results.json")
 EXIT_STATUS = """\b
@@ -76,8 +76,8 @@ def main(context, mode, kernel, workloads, trace, out, json_only, seed, strict, 
         terminal.out.print(claim_list(chosen))
         return
     live = _live(mode, out, **live_options)
-    from evoteam import mla, parts, report
-    from evoteam.session import Session
+    from evoteam.reporting import mla, parts, report
+    from evoteam.reporting.session import Session
     from kernels import flashinfer_trace, selection
 
     seed = secrets.randbits(32) if seed is None else seed
@@ -145,7 +145,7 @@ def _folder(name):
 
 def _live(mode, out, live, model, budget_tokens, task):
     """The checked options of a live run, None without `--live`."""
-    from evoteam.arms import ARMS, Live
+    from evoteam.reporting.arms import ARMS, Live
 
     given = [
         name for name, value in (("--model", model), ("--budget-tokens", budget_tokens), ("--task", task)) if value
@@ -165,7 +165,7 @@ def _views(full):
     """The page's sections on searches, by task, where there are any."""
     if not full["runs"]:
         return []
-    from evoteam.run_report import views
+    from evoteam.reporting.run_report import views
 
     tasks = dict.fromkeys(run["task"] for run in full["runs"])
     return [view for task in tasks for view in views([run for run in full["runs"] if run["task"] == task])]

@@ -116,8 +116,8 @@ def _model(name: str, folder: Path, base_url: str | None, stream: bool) -> Any:
 
 
 def _judge(config: dict, unsafe: bool) -> Any:
-    from evoteam.evaluator import evaluator_sha256, task_sha256
     from evoteam.judges import LocalJudge
+    from evoteam.judging.evaluator import evaluator_sha256, task_sha256
     from evoteam.mailbox import MailboxJudge
 
     task = config["task"]
@@ -134,7 +134,7 @@ class _clear_errors:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        from evoteam.evaluator import EvaluationError
+        from evoteam.judging.evaluator import EvaluationError
         from evoteam.llm import ProviderError
         from evoteam.memory import FolderError
 
@@ -190,8 +190,8 @@ def teams(folder: Path) -> None:
 @click.option("--out", type=FOLDER, help="Folder to write to. [default: the first run's]")
 def report(folders: tuple[Path, ...], out: Path | None) -> None:
     """Write report.html and report.json of a run, or of several arms side by side."""
-    from evoteam.record import RecordError
-    from evoteam.run_report import write
+    from evoteam.reporting.record import RecordError
+    from evoteam.reporting.run_report import write
 
     try:
         with _clear_errors():
@@ -229,7 +229,7 @@ def replay(folder: Path, remeasure: bool, into: Path | None, unsafe: bool) -> No
 def evaluate(paths: tuple[Path, ...], task: str, full: bool, unsafe: bool) -> None:
     """Judge source files, or attempt folders (kernel.py inside; verdict.json is written beside it)."""
     from evoteam.digest import verdict_digest
-    from evoteam.evaluator import EvaluationError, Evaluator
+    from evoteam.judging.evaluator import EvaluationError, Evaluator
 
     _task(task)
     failed = False

@@ -4,10 +4,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from evoteam.evaluator import Evaluator
+from evoteam.judging.evaluator import Evaluator
+from evoteam.judging.verdict import Verdict
 from evoteam.llm import RecordingEnds
 from evoteam.memory import JOURNAL, read_events
-from evoteam.verdict import Verdict
 
 LOG = "log.txt"
 

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from evoteam.budget import KINDS, Usage
+from evoteam.judging.verdict import Verdict, VerdictError
 from evoteam.llm import Reply, Request, estimated_usage, tidy
 from evoteam.memory import write_atomically
-from evoteam.verdict import Verdict, VerdictError
 
 END = "<!-- end of answer -->"
 POLL_S = 0.2

@@ -12,12 +12,12 @@ from typing import Annotated, Any, Protocol
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from evoteam.digest import verdict_digest
-from evoteam.evaluator import EvaluationError
+from evoteam.judging.evaluator import EvaluationError
+from evoteam.judging.verdict import Verdict, head_and_tail
 from evoteam.memory import FolderError, SharedFolder, sha256
 from evoteam.source import EditError, apply_edit, confirmed, program_sha256
 from evoteam.state import Attempt, Call, Talk
 from evoteam.team import Team, problems_of
-from evoteam.verdict import Verdict, head_and_tail
 from evoteam.views import may_read, visible
 
 PAGE = 12_000  # characters of one read

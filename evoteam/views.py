@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Callable
 
 from evoteam.digest import pairs, profile_lines
+from evoteam.judging.verdict import head_and_tail
 from evoteam.memory import SharedFolder
 from evoteam.state import Attempt, Note, State, Talk
 from evoteam.team import SUPERVISOR, shorten
-from evoteam.verdict import head_and_tail
 
 CODE, MESSAGE, NOTE, IDEA = 16_000, 500, 1_200, 160  # characters
 LATEST, TOP, FAILURES, NOTES, TEAMS = 10, 3, 4, 3, 8  # entries

@@ -4,12 +4,12 @@ import json
 import math
 import random
 
-from evoteam import claims, record
 from evoteam.budget import Budget
-from evoteam.claims import Evidence
+from evoteam.judging.verdict import Verdict
+from evoteam.reporting import claims, record
+from evoteam.reporting.claims import Evidence
 from evoteam.search import configuration
 from evoteam.team import preset
-from evoteam.verdict import Verdict
 from kernels.workloads import load_workloads
 
 

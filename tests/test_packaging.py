@@ -24,7 +24,7 @@ OWN = {
     "kernels",
     "repro",
     "tests",
-    *(path.stem for path in (ROOT / "evoteam").glob("*.py")),
+    *(path.stem for path in (ROOT / "evoteam").rglob("*.py")),
 }  # some run as scripts
 
 
@@ -45,7 +45,7 @@ def imported(path):
 
 
 def test_everything_imported_is_declared():
-    sources = [ROOT / "repro.py", *(ROOT / "kernels").glob("*.py"), *(ROOT / "evoteam").glob("*.py")]
+    sources = [ROOT / "repro.py", *(ROOT / "kernels").glob("*.py"), *(ROOT / "evoteam").rglob("*.py")]
     names = {name for path in sources for name in imported(path)} - set(sys.stdlib_module_names) - OWN
     missing = {
         name for name in names if DISTRIBUTIONS.get(name, name) and DISTRIBUTIONS.get(name, name) not in declared()
@@ -57,7 +57,7 @@ def test_everything_declared_is_imported():
     sources = [
         ROOT / "repro.py",
         *(ROOT / "kernels").glob("*.py"),
-        *(ROOT / "evoteam").glob("*.py"),
+        *(ROOT / "evoteam").rglob("*.py"),
         *(ROOT / "tests").rglob("*.py"),
     ]
     used = {DISTRIBUTIONS.get(name, name) for path in sources for name in imported(path)}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from evoteam import claims, readme
+from evoteam.reporting import claims, readme
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -13,7 +13,7 @@ TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def test_generated_parts_are_up_to_date():
     filled = readme.fill(TEXT, readme.generated())
-    assert filled.split() == TEXT.split(), "run: python -m evoteam.readme"
+    assert filled.split() == TEXT.split(), "run: python -m evoteam.reporting.readme"
 
 
 def test_a_missing_place_is_named():

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 import repro as main_module
-from evoteam import parts, record
-from evoteam.session import Session
+from evoteam.reporting import parts, record
+from evoteam.reporting.session import Session
 
 ROOT = Path(__file__).parents[1]
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from evoteam.child import Limits
-from evoteam.evaluator import Evaluator
+from evoteam.judging.child import Limits
+from evoteam.judging.evaluator import Evaluator
 from kernels.tasks import load_task
 
 TASK = load_task("@NAME@")

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from evoteam import arms, claims, record
-from evoteam.console import Terminal
-from evoteam.session import Session
+from evoteam.reporting import arms, claims, record
+from evoteam.reporting.console import Terminal
+from evoteam.reporting.session import Session
 from evoteam.summary import summarise
 from kernels import measure, selection
 from kernels.workloads import load_workloads

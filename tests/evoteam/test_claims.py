@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from evoteam import claims
-from evoteam.claims import Claim, ClaimsError, Evidence, Judgement
+from evoteam.reporting import claims
+from evoteam.reporting.claims import Claim, ClaimsError, Evidence, Judgement
 
 ROOT = Path(__file__).parents[2]
 EXPECTED = claims.load(ROOT / "expected_results.json")
@@ -238,5 +238,5 @@ def test_a_broken_file_says_what_is_wanted(tmp_path, text, message):
 
 def test_claims_load_nothing_heavy():
     heavy = ("torch", "numpy", "pydantic", "anthropic")
-    code = f"import sys, evoteam.claims; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, evoteam.reporting.claims; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout.strip() == "[]"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from evoteam import claims, console
+from evoteam.reporting import claims, console
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,7 +80,7 @@ def test_runs_per_plan_shows_every_count_and_what_the_paper_would_need(scope_rec
 
 @pytest.mark.parametrize("stream", ["out", "err"])
 def test_a_terminal_gets_color_unless_no_color_is_set(stream):
-    code = "from evoteam.console import Terminal; from rich.text import Text; "
+    code = "from evoteam.reporting.console import Terminal; from rich.text import Text; "
     code += f"Terminal().{stream}.print(Text('x', style='red'))"
 
     def shown(**environment):

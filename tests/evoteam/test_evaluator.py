@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from evoteam import processes
-from evoteam.child import Failure, Limits
-from evoteam.evaluator import EvaluationError, Evaluator, evaluator_sha256, task_sha256
-from evoteam.judge import MAX_SOURCE_BYTES, confirmed_techniques, declared_techniques, screen
-from evoteam.verdict import Verdict, VerdictError, head_and_tail
+from evoteam.judging import processes
+from evoteam.judging.child import Failure, Limits
+from evoteam.judging.evaluator import EvaluationError, Evaluator, evaluator_sha256, task_sha256
+from evoteam.judging.judge import MAX_SOURCE_BYTES, confirmed_techniques, declared_techniques, screen
+from evoteam.judging.verdict import Verdict, VerdictError, head_and_tail
 
 ROOT = Path(__file__).parents[2]
 TASK = "mla-paged-decode-cpu"
@@ -197,7 +197,7 @@ def test_evaluator_process_that_dies_is_reported_and_replaced(write, tmp_path):
 LIGHT = """
 import sys
 from pathlib import Path
-from evoteam.evaluator import evaluate
+from evoteam.judging.evaluator import evaluate
 verdict = evaluate(Path(sys.argv[1]), "mla-paged-decode-cpu", Path(sys.argv[2]))
 heavy = [name for name in ("torch", "triton", "pydantic", "anthropic", "flashinfer") if name in sys.modules]
 print(verdict.failure, heavy, int(open("/proc/self/statm").read().split()[1]) * 4 // 1024)

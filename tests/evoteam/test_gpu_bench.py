@@ -13,9 +13,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from evoteam import gpu_side, harness  # noqa: E402
-from evoteam.arena import Region  # noqa: E402
-from evoteam.child import Failure  # noqa: E402
+from evoteam.judging import gpu_side, harness  # noqa: E402
+from evoteam.judging.arena import Region  # noqa: E402
+from evoteam.judging.child import Failure  # noqa: E402
 from kernels.tasks import load_task  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -91,7 +91,7 @@ def bench(cuda, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setitem(sys.modules, "harness", harness)
     monkeypatch.setitem(sys.modules, "gpu_side", gpu_side)
-    from evoteam import gpu_bench, gpu_harness
+    from evoteam.judging import gpu_bench, gpu_harness
 
     monkeypatch.setattr(gpu_bench, "PAIRS", 4)
     monkeypatch.setattr(gpu_bench, "AUDITS", 3)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from evoteam import claims, kda, record, report
-from evoteam.console import Terminal
-from evoteam.formats import finite
-from evoteam.session import Session
+from evoteam.reporting import claims, kda, record, report
+from evoteam.reporting.console import Terminal
+from evoteam.reporting.formats import finite
+from evoteam.reporting.session import Session
 from kernels import kda_evidence as part
 from kernels.workloads import load_workloads
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from evoteam import claims, mla, record
-from evoteam.console import Terminal
-from evoteam.formats import finite
-from evoteam.session import Session
+from evoteam.reporting import claims, mla, record
+from evoteam.reporting.console import Terminal
+from evoteam.reporting.formats import finite
+from evoteam.reporting.session import Session
 from kernels import measure, mla_paged_decode, selection, serving
 from kernels.timing import MeasurementError
 from kernels.workloads import load_workloads

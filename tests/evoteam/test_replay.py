@@ -96,7 +96,7 @@ import re, sys
 from pathlib import Path
 from evoteam import cli, mailbox, summary
 from evoteam.anthropic_model import AnthropicModel
-from evoteam.evaluator import evaluator_sha256, task_sha256
+from evoteam.judging.evaluator import evaluator_sha256, task_sha256
 from evoteam.llm import ScriptedModel
 from kernels.tasks import load_task
 from tests.evoteam.toy import FINISH, run, write

@@ -10,8 +10,8 @@ from urllib.parse import unquote
 
 import pytest
 
-from evoteam import charts, claims, figures, report
-from evoteam.formats import finite
+from evoteam.reporting import charts, claims, figures, report
+from evoteam.reporting.formats import finite
 
 
 class Page(HTMLParser):

@@ -9,8 +9,8 @@ from base64 import b64decode
 import pytest
 from click.testing import CliRunner
 
-from evoteam import run_report
 from evoteam.cli import main
+from evoteam.reporting import run_report
 from evoteam.summary import summarise
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from evoteam import processes, sandbox
-from evoteam.child import Child, Failure, Limits, Peer, describe_exit
-from evoteam.sandbox import Confinement, SandboxError
+from evoteam.judging import processes, sandbox
+from evoteam.judging.child import Child, Failure, Limits, Peer, describe_exit
+from evoteam.judging.sandbox import Confinement, SandboxError
 
 COOKIE = f"EVOTEAM_TEST=cookie{os.getpid()}"
 

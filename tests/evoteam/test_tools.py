@@ -219,8 +219,8 @@ def test_a_note_is_a_file_and_an_event(folder):
 
 
 def test_a_judge_that_fails_by_itself_is_no_failed_idea(tmp_path):
-    from evoteam.evaluator import EvaluationError
-    from evoteam.verdict import Verdict
+    from evoteam.judging.evaluator import EvaluationError
+    from evoteam.judging.verdict import Verdict
 
     class Broken(ToyJudge):
         def evaluate(self, source, attempt_dir, *, best):

@@ -6,9 +6,9 @@ import json
 from types import SimpleNamespace
 
 from evoteam.budget import Budget
+from evoteam.judging.verdict import Verdict
 from evoteam.memory import JOURNAL, SharedFolder, read_events
 from evoteam.search import Search, configuration
-from evoteam.verdict import Verdict
 
 TASK = SimpleNamespace(
     name="toy",

@@ -62,7 +62,7 @@ def test_verdict_by_chip_and_baseline(chip, mode, flash_kda, verdict, monkeypatc
 
 
 def test_verdicts_are_words_of_the_claims_module():
-    from evoteam import claims
+    from evoteam.reporting import claims
 
     assert {"hardware-unavailable", "baseline-unavailable", "not-run"} <= {
         claims.NO_HARDWARE, claims.NO_BASELINE, claims.NOT_RUN,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from evoteam import processes, sandbox
+from evoteam.judging import processes, sandbox
 
 HARNESS = Path(__file__).with_name("harness.py")
 COOKIE = "EVOTEAM_CANDIDATE"
@@ -245,7 +245,7 @@ def _readable(cuda: bool) -> tuple[Path, ...]:
     """Files of this project that a harness needs. The project's own kernels are not among them."""
     if not cuda:
         return (HARNESS,)
-    kernels = HARNESS.parents[1] / "kernels"
+    kernels = HARNESS.parents[2] / "kernels"
     hidden = {path for pattern in OWN_KERNELS for path in kernels.glob(pattern)}
     files = [path for path in kernels.iterdir() if path.is_file() and path not in hidden]
     return (HARNESS, *(HARNESS.with_name(name) for name in ("gpu_harness.py", "gpu_side.py")), *sorted(files))

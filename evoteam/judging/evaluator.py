@@ -30,11 +30,11 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from evoteam import processes
-from evoteam.child import Limits
-from evoteam.verdict import Verdict
+from evoteam.judging import processes
+from evoteam.judging.child import Limits
+from evoteam.judging.verdict import Verdict
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 EVALUATOR_FILES = (
     *("arena", "child", "confine", "evaluator", "gate", "gpu_bench", "gpu_harness", "gpu_side"),
     *("harness", "judge", "processes", "sandbox", "verdict", "wall_bench"),
@@ -114,7 +114,7 @@ class Evaluator:
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         name, value = self.cookie.split("=")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "evoteam.judge", json.dumps(options)],
+            [sys.executable, "-m", "evoteam.judging.judge", json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 
 import torch
 
-from evoteam import harness, processes
-from evoteam.arena import Arena
-from evoteam.child import Child, Failure, Peer
-from evoteam.gate import (
+from evoteam.judging import harness, processes
+from evoteam.judging.arena import Arena
+from evoteam.judging.child import Child, Failure, Peer
+from evoteam.judging.gate import (
     OUTPUT_NAMES,
     SPREAD_LIMIT,
     Standard,
@@ -206,7 +206,10 @@ class WallBench:
         peer, arena = self.peers[name], self.arenas[name]
         arena.poison()
         between = peer.cpu_since_mark()
-        newest, waited = processes.last_pid(), self._waited(peer)
+        newest = processes.last_pid()
+        if name == "candidate":  # whoever was there before `newest` was read could make it wait, and be paid for that
+            self._refuse_strays(workload, "was started between two calls")
+        waited = self._waited(peer)
         start = time.perf_counter_ns()
         reply = peer.request("call")
         outputs = arena.take()
@@ -227,10 +230,12 @@ class WallBench:
         edited = arena.edited(inputs)
         if edited:
             raise Failure("cheat", f"it wrote to its inputs (argument {edited[0]}, counted from 0)", row)
-        strays = self.child.strays()
-        if strays:
-            raise Failure("cheat", f"it left {len(strays)} process(es) running after the call returned", row)
+        self._refuse_strays(workload, "was left running after the call returned")
         return cost, outputs
+
+    def _refuse_strays(self, workload, what: str) -> None:
+        if self.child.strays():
+            raise Failure("cheat", f"a process of its own {what}", row_of(workload))
 
     def _waited(self, peer: Peer) -> int:
         return processes.waited_ns(peer.pid) + processes.waited_ns(os.getpid())

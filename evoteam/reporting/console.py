@@ -16,8 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from evoteam.claims import Claim, Judgement
-from evoteam.formats import number
+from evoteam.reporting.claims import Claim, Judgement
+from evoteam.reporting.formats import number
 
 WIDTH = 80
 PLAIN_SECONDS = 5.0  # a progress line into a pipe no more often than this
@@ -222,7 +222,7 @@ def selfcheck_tables(found: dict) -> list[Table]:
 
 
 def kda_table(part: dict) -> Table:
-    """One kind of evidence about KDA prefill (evoteam.kda.view)."""
+    """One kind of evidence about KDA prefill (evoteam.reporting.kda.view)."""
     left = ("case", "kernel", "for", "heads x tokens", "result")
     table = _table(part["title"], *((name, "left" if name in left else "right") for name in part["columns"]))
     for row in part["rows"]:

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from evoteam.charts import DASHES, Axis, Bars, Chart, Series, fit, thin
-from evoteam.figures import Figure
-from evoteam.formats import number
+from evoteam.reporting.charts import DASHES, Axis, Bars, Chart, Series, fit, thin
+from evoteam.reporting.figures import Figure
+from evoteam.reporting.formats import number
 
 MARKERS = ("circle", "square", "triangle", "diamond")
 KINDS = {

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
-from evoteam.child import Failure
+from evoteam.judging.child import Failure
 
 OUTPUT_NAMES = ("out", "lse")
 ERROR_RATIO_MARGIN = 1.5

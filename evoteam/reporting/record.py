@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 SCHEMA = 1
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MEASUREMENTS = ROOT / "kernels" / "archive" / "measurements"
 PACKAGES = ("torch", "triton", "flashinfer-python", "cuda-bindings", "nvidia-cuda-nvrtc", "numpy")
 

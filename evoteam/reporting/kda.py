@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from evoteam.claims import RECORDED, Evidence
-from evoteam.formats import number
+from evoteam.reporting.claims import RECORDED, Evidence
+from evoteam.reporting.formats import number
 
 if TYPE_CHECKING:
-    from evoteam.session import Session
+    from evoteam.reporting.session import Session
 
 MODES = ("kda-mi350x", "kda-b200")
 
@@ -16,7 +16,7 @@ def judge(session: "Session") -> None:
     modes = tuple(mode for mode in MODES if mode in session.modes)
     if not modes:
         return
-    from evoteam.console import kda_table
+    from evoteam.reporting.console import kda_table
     from kernels.kda_evidence import evidence
 
     with session.terminal.progress("KDA prefill") as step:

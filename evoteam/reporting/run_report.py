@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evoteam import record
-from evoteam.charts import Bars
-from evoteam.figures import Figure
-from evoteam.formats import finite, number
-from evoteam.report import download, render_run, to_csv
-from evoteam.run_figures import KINDS, budget, curves, failures, label, roles, section_id, weighted, yields
+from evoteam.reporting import record
+from evoteam.reporting.charts import Bars
+from evoteam.reporting.figures import Figure
+from evoteam.reporting.formats import finite, number
+from evoteam.reporting.report import download, render_run, to_csv
+from evoteam.reporting.run_figures import KINDS, budget, curves, failures, label, roles, section_id, weighted, yields
 from evoteam.summary import summarise
 
 TEAMS_SHOWN = 200

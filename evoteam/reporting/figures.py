@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from evoteam.charts import DASHES, Axis, Bars, Chart, Guide, Series, fit
-from evoteam.claims import ratio_bounds
-from evoteam.formats import number
+from evoteam.reporting.charts import DASHES, Axis, Bars, Chart, Guide, Series, fit
+from evoteam.reporting.claims import ratio_bounds
+from evoteam.reporting.formats import number
 
 WIDE, NARROW = 920, 350  # CSS pixels: a desktop column, a phone of 390 with its margins
 BATCH_MARKERS = ("circle", "square", "triangle", "diamond")

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evoteam import claims, record
-from evoteam.claims import Claim, Evidence
-from evoteam.console import arms_table
-from evoteam.session import Session
+from evoteam.reporting import claims, record
+from evoteam.reporting.claims import Claim, Evidence
+from evoteam.reporting.console import arms_table
+from evoteam.reporting.session import Session
 
 if TYPE_CHECKING:
     import torch

@@ -10,10 +10,10 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from evoteam import figures
-from evoteam.claims import VERDICTS
-from evoteam.formats import number
-from evoteam.kda import view as kda_view
+from evoteam.reporting import figures
+from evoteam.reporting.claims import VERDICTS
+from evoteam.reporting.formats import number
+from evoteam.reporting.kda import view as kda_view
 
 TEMPLATES = Path(__file__).with_name("templates")
 FLUSHES = {
@@ -77,7 +77,7 @@ MEANINGS = {
 
 
 def render(report: dict, runs: Sequence = ()) -> str:
-    """The page of a report.json. `runs` are views of searches (evoteam.run_report) to show with it."""
+    """The page of a report.json. `runs` are views of searches (evoteam.reporting.run_report) to show with it."""
     now = report["measurements"]
     stored = {} if now or not report["recorded"] else report["recorded"]["measurements"]
     origin = (

@@ -4,9 +4,9 @@ A part that has nothing to measure here, or whose chip is elsewhere, leaves evid
 that.
 """
 
-from evoteam import arms, kda, mla
-from evoteam.arms import Live
-from evoteam.session import Session
+from evoteam.reporting import arms, kda, mla
+from evoteam.reporting.arms import Live
+from evoteam.reporting.session import Session
 
 
 def run(session: Session, live: Live | None) -> None:

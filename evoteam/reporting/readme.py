@@ -1,12 +1,12 @@
 """The parts of README.md that the program writes: its commands' help, and the measured table from the shipped record.
 
-`python -m evoteam.readme` puts them into the README; a test compares.
+`python -m evoteam.reporting.readme` puts them into the README; a test compares.
 """
 
 import click
 
-from evoteam import kda, record
-from evoteam.formats import number
+from evoteam.reporting import kda, record
+from evoteam.reporting.formats import number
 
 README = record.ROOT / "README.md"
 CLAIM_COLUMNS = ("title", "published", "measured_text", "scope", "verdict")

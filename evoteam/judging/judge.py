@@ -1,4 +1,4 @@
-"""The evaluator process: `python -m evoteam.judge OPTIONS`, one JSON request a line on stdin, a verdict a line out.
+"""The evaluator process: `python -m evoteam.judging.judge OPTIONS`, one JSON request a line on stdin, a verdict a line out.
 
 It imports torch, the task and its reference, which the caller's process never does, and it ends when the caller does.
 While it gets ready, and after every evaluation, it starts the next candidate's confined process, which imports torch at
@@ -20,9 +20,9 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evoteam import processes, sandbox
-from evoteam.child import Child, Failure, Limits
-from evoteam.verdict import head_and_tail, printable
+from evoteam.judging import processes, sandbox
+from evoteam.judging.child import Child, Failure, Limits
+from evoteam.judging.verdict import head_and_tail, printable
 from kernels.tasks import TaskError, load_task
 
 MAX_SOURCE_BYTES = 1 << 20
@@ -152,7 +152,7 @@ class Judge:
             name = self.task.name
             sys.exit(f"task {name} is judged on a GPU and none is here; mla-paged-decode-cpu is judged on any machine")
         if self.cuda:
-            from evoteam.gpu_side import GpuSide
+            from evoteam.judging.gpu_side import GpuSide
 
             self.side = GpuSide.on_gpu(self.task.name)
         else:
@@ -231,9 +231,9 @@ class Judge:
 
     def _load(self, child: Child, source: bytes):
         """Gives the child its source and returns the bench that will test it."""
-        from evoteam.arena import Region
-        from evoteam.gpu_bench import GpuBench
-        from evoteam.wall_bench import WallBench, fork_baseline
+        from evoteam.judging.arena import Region
+        from evoteam.judging.gpu_bench import GpuBench
+        from evoteam.judging.wall_bench import WallBench, fork_baseline
 
         with tempfile.TemporaryFile() as file:
             file.write(source)

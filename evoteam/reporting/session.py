@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from evoteam.claims import Claim, Evidence
-from evoteam.console import Terminal
+from evoteam.reporting.claims import Claim, Evidence
+from evoteam.reporting.console import Terminal
 from kernels.selection import Kernel
 from kernels.workloads import Workload
 

@@ -15,10 +15,10 @@ import random
 import statistics
 import time
 
-from evoteam.arena import Region
-from evoteam.child import Child, Failure
-from evoteam.gate import SPREAD_LIMIT, Standard, compare, errors_of, row_of, smallest, standard_of
-from evoteam.gpu_side import AUDIT_CALLS, GpuSide
+from evoteam.judging.arena import Region
+from evoteam.judging.child import Child, Failure
+from evoteam.judging.gate import SPREAD_LIMIT, Standard, compare, errors_of, row_of, smallest, standard_of
+from evoteam.judging.gpu_side import AUDIT_CALLS, GpuSide
 
 WARMUPS, PAIRS = 3, 30
 COMPARED = 3

@@ -4,9 +4,9 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from evoteam import claims, record
-from evoteam.claims import Evidence
-from evoteam.console import (
+from evoteam.reporting import claims, record
+from evoteam.reporting.claims import Evidence
+from evoteam.reporting.console import (
     comparison_table,
     runs_per_plan_note,
     runs_per_plan_table,
@@ -14,7 +14,7 @@ from evoteam.console import (
     selfcheck_tables,
     workload_table,
 )
-from evoteam.session import Session
+from evoteam.reporting.session import Session
 
 if TYPE_CHECKING:
     import torch

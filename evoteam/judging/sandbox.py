@@ -120,7 +120,7 @@ def environment(home: str, cookies: dict[str, str], cuda: bool = False) -> dict[
     binaries = ["/usr/local/cuda/bin", "/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"]
     variables = {
         "PATH": ":".join([str(Path(sys.executable).parent), *binaries]),
-        "PYTHONPATH": ":".join([*package_roots(), *([str(HERE.parent)] if cuda else [])]),
+        "PYTHONPATH": ":".join([*package_roots(), *([str(HERE.parents[1])] if cuda else [])]),
         "PYTHONUTF8": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",  # what it printed before it was killed is in the log

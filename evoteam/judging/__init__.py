@@ -1,0 +1,1 @@
+"""Judging candidates: a separate, confined process that checks, times and audits them."""

@@ -1,0 +1,1 @@
+"""What repro.py shows: claims and their verdicts, the terminal, the pages."""
