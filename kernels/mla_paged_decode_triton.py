@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .mla_paged_decode import HEAD_DIM_CKV, HEAD_DIM_KPE, MLAInputError, checked_launch
+from .mla_paged_decode_arguments import HEAD_DIM_CKV, HEAD_DIM_KPE, MLAInputError, checked_launch
 
 MIN_CHUNK = 64  # tokens: a smaller piece saves less than its merge costs
 FAN_IN = 8  # pieces merged at a time
@@ -273,8 +273,12 @@ def mla_paged_decode_triton(
     if isinstance(q_nope, torch.Tensor):
         require_device(q_nope.device)
     return checked_launch(
-        launch, q_nope, q_pe, ckv_cache, kpe_cache, kv_indptr, kv_indices, sm_scale, kv_lens=kv_lens, out=out, lse=lse
+        _this, q_nope, q_pe, ckv_cache, kpe_cache, kv_indptr, kv_indices, sm_scale, kv_lens=kv_lens, out=out, lse=lse
     )
+
+
+def _this(device):
+    return launch
 
 
 def require_device(device: torch.device) -> None:

@@ -168,7 +168,7 @@ def test_changed_values_in_the_same_buffers_are_seen():
 
 
 def test_a_layout_is_checked_once_and_addresses_every_time(monkeypatch):
-    from kernels import mla_paged_decode as module
+    from kernels import mla_paged_decode_arguments as module
 
     calls = []
     check_layout = module.check_layout
@@ -186,7 +186,7 @@ def test_a_layout_is_checked_once_and_addresses_every_time(monkeypatch):
 
 
 def test_the_memory_of_checked_layouts_is_bounded(monkeypatch):
-    from kernels import mla_paged_decode as module
+    from kernels import mla_paged_decode_arguments as module
 
     monkeypatch.setattr(module, "_passed", set())
     monkeypatch.setattr(module, "_MAX_PASSED", 2)

@@ -143,7 +143,7 @@ def test_out_must_not_be_the_query():
 
 
 def test_more_tokens_than_positions_have_bits_for(monkeypatch):
-    monkeypatch.setattr("kernels.mla_paged_decode.MAX_TOKENS", 100)
+    monkeypatch.setattr("kernels.mla_paged_decode_arguments.MAX_TOKENS", 100)
     with pytest.raises(MLAInputError, match="kv_indices holds 7 pages of 16 tokens; wanted at most 100 tokens"):
         call(page_size=16)
 
