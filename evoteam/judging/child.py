@@ -23,6 +23,7 @@ COOKIE = "EVOTEAM_CANDIDATE"
 OWN_KERNELS = ("mla_paged_decode*", "kda_prefill*", "kda_prologue*", "*.cu")
 WATCH_SECONDS = 0.02
 TERM_SECONDS = 0.5
+HOLD_SECONDS = 5.0  # a thread may be waiting for a disk
 MESSAGE_BYTES = 1 << 18
 
 
@@ -62,7 +63,12 @@ class Limits:
 
 
 class Peer:
-    """A process that answers requests: one reply a request, repeating its nonce."""
+    """A process that answers requests: one reply a request, repeating its nonce.
+
+    at_fault: the kind of a failure that this process alone can cause.
+    """
+
+    at_fault = "evaluator"
 
     def __init__(self, sock: socket.socket, pid: int):
         self.sock, self.pid = sock, pid
@@ -131,6 +137,24 @@ class Peer:
         os.waitpid(self.pid, 0)
         self.sock.close()
 
+    def hold(self) -> None:
+        """Stops the process with all its threads, and returns when nothing of it runs any more."""
+        end = time.monotonic() + HOLD_SECONDS
+        try:
+            os.kill(self.pid, signal.SIGSTOP)
+            while not processes.stopped(self.pid):
+                if time.monotonic() > end:
+                    raise Failure(self.at_fault, f"its process did not stop within {HOLD_SECONDS:.0f} s of its answer")
+        except ProcessLookupError:
+            self.lost()
+
+    def release(self) -> None:
+        """Lets a stopped process go on."""
+        try:
+            os.kill(self.pid, signal.SIGCONT)
+        except ProcessLookupError:
+            self.lost()
+
     def cpu_since_mark(self) -> int:
         """CPU nanoseconds this process used since the last call of this method."""
         before = self.cpu_mark
@@ -143,6 +167,8 @@ class Peer:
 
 class Child(Peer):
     """The confined process of one candidate."""
+
+    at_fault = "crash"
 
     def __init__(self, confinement: sandbox.Confinement, limits: Limits, *, gpu_task: str = ""):
         self.limits, self.caller = limits, os.getppid()
@@ -224,6 +250,7 @@ class Child(Peer):
         """TERM, then KILL for everything it started. Returns what could not be ended (normally nothing)."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGTERM)
+            os.killpg(self.process.pid, signal.SIGCONT)  # a stopped process would not end before it is killed
             self._ended_within(TERM_SECONDS)
         left = processes.sweep(self.cookie, [self.process.pid])
         self._ended_within(TERM_SECONDS)

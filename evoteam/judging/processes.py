@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 
 PR_SET_CHILD_SUBREAPER = 36
 PAGE = os.sysconf("SC_PAGE_SIZE")
+DEAD, HELD = (b"Z", b"X"), (b"T", b"t", b"Z", b"X")  # states of a process or thread, proc(5)
+THREADS = 15  # number of threads among the fields behind state and parent
 
 
 def become_subreaper() -> None:
@@ -21,19 +23,45 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
+def _stat(path: str) -> list[bytes]:
+    """The fields of a process or thread from its state on. Raises OSError when it is gone."""
+    with open(f"{path}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
+
+
 def _parents() -> dict[int, int]:
     """pid -> parent pid of every process that can be seen; zombies excluded."""
     parents = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
-                with open(f"/proc/{entry}/stat", "rb") as file:
-                    state, parent = file.read().rpartition(b")")[2].split()[:2]
+                state, parent, *rest = _stat(f"/proc/{entry}")
+                threads = int(rest[THREADS])
             except (OSError, ValueError):
                 continue
-            if state not in (b"Z", b"X"):
+            if state not in DEAD or threads > 1:  # the other threads run on when the first one has ended
                 parents[int(entry)] = int(parent)
     return parents
+
+
+def stopped(pid: int) -> bool:
+    """Whether every thread of a process is stopped or has ended. Raises ProcessLookupError when it is gone."""
+    threads = None
+    while threads != (threads := _threads(pid)):  # one that is stopped cannot begin another
+        for thread in threads:
+            try:
+                if _stat(f"/proc/{pid}/task/{thread}")[0] not in HELD:
+                    return False
+            except OSError:
+                return False
+    return True
+
+
+def _threads(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError as error:
+        raise ProcessLookupError(f"process {pid} is gone") from error
 
 
 def descendants(root: int) -> set[int]:
@@ -72,17 +100,25 @@ def _below(root: int, children: Callable[[int], Iterable[int]]) -> set[int]:
     return found
 
 
-def with_cookie(cookie: str) -> set[int]:
-    """Living processes whose environment holds the text `cookie`, this one excluded."""
-    found = set()
-    for pid in _parents():
+def _read(pid: int, name: str) -> bytes:
+    """A file of /proc about the memory of a process, b"" when it is gone: asked of a thread that has not ended."""
+    try:
+        threads = _threads(pid)
+    except ProcessLookupError:
+        return b""
+    for thread in threads:
         try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                if cookie.encode() in file.read():
-                    found.add(pid)
+            with open(f"/proc/{pid}/task/{thread}/{name}", "rb") as file:
+                if (data := file.read()) and data.strip(b"0 \n"):
+                    return data
         except OSError:
             continue
-    return found - {os.getpid()}
+    return b""
+
+
+def with_cookie(cookie: str) -> set[int]:
+    """Living processes whose environment holds the text `cookie`, this one excluded."""
+    return {pid for pid in _parents() if cookie.encode() in _read(pid, "environ")} - {os.getpid()}
 
 
 def memory_bytes(pids: Iterable[int]) -> int:
@@ -93,20 +129,13 @@ def memory_bytes(pids: Iterable[int]) -> int:
             with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
                 total += sum(int(line.split()[1]) << 10 for line in file if line.startswith(b"Pss:"))
         except OSError:
-            continue
+            total += resident_bytes([pid])
     return total
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
     """As `memory_bytes`, but shared pages count for every process: an upper bound, read a hundred times faster."""
-    total = 0
-    for pid in pids:
-        try:
-            with open(f"/proc/{pid}/statm", "rb") as file:
-                total += int(file.read().split()[1]) * PAGE
-        except (OSError, IndexError):
-            continue
-    return total
+    return sum(int(fields[1]) * PAGE for pid in pids if (fields := _read(pid, "statm").split()))
 
 
 def cpu_ns(pid: int) -> int:
@@ -127,10 +156,10 @@ def waited_ns(pid: int) -> int:
         return 0
 
 
-def last_pid() -> bytes:
-    """The newest process or thread on the machine: unchanged means that none was started in between."""
-    with open("/proc/loadavg", "rb") as file:
-        return file.read().split()[-1]
+def begun() -> int:
+    """How many processes and threads have been begun on this machine: a count that never comes back to where it was."""
+    with open("/proc/stat", "rb") as file:
+        return int(file.read().rpartition(b"\nprocesses ")[2].split()[0])
 
 
 def reap() -> None:

@@ -3,9 +3,11 @@
 What makes a made-up time impossible or useless:
 - Clock, inputs and reference are here. A call ends when its outputs have been copied away: work that is put off is
   either in the time or not in the result.
-- A call costs the larger of its wall and CPU time, plus the CPU time used since the call before: threads gain nothing.
-  Of the wall time, what the call spent waiting for a CPU that others had is taken off, unless any process was started
-  meanwhile.
+- Between calls the candidate's process is stopped, with all its threads, and may have no other process: nothing of it
+  runs before its inputs are there, or while the baseline does.
+- A call costs the larger of its wall and CPU time, CPU time of all threads until the stop: threads gain nothing. Of the
+  wall time, what the call spent waiting for a CPU that others had is taken off, unless any process was begun meanwhile:
+  the candidate's could be those others.
 - The same buffers hold other contents in every call. In a counted call all of them are new; unannounced between those
   stand traps, calls in which only values changed, or a single row whose effect can be seen.
 - Outputs are poisoned before every call. The traps, the fastest calls and others chosen at random are compared with the
@@ -47,7 +49,6 @@ REVALUED = (
 )
 NUDGE_TRIES = 12
 COMPARED_FASTEST, COMPARED_AT_RANDOM = 3, 3
-BACKGROUND_SHARE, BACKGROUND_US = 0.25, 5_000.0  # CPU time between calls that is no accident any more
 
 
 class Baseline(harness.Runner):
@@ -78,23 +79,11 @@ def fork_baseline(task) -> Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """Microseconds of one call, and of CPU time since the one before."""
-
-    call: float
-    between: float
-
-    @property
-    def total(self) -> float:
-        return self.call + self.between
-
-
-@dataclass(frozen=True, slots=True)
 class Pair:
-    """A call of the candidate and one of the baseline on the same inputs."""
+    """A call of the candidate and one of the baseline on the same inputs, in microseconds."""
 
-    candidate: Cost
-    baseline: Cost
+    candidate: float
+    baseline: float
     inputs: tuple
     outputs: tuple
 
@@ -117,6 +106,8 @@ class WallBench:
 
     def first_call(self) -> None:
         """The smallest awkward workload once: what the candidate compiles, it compiles now."""
+        for peer in self.peers.values():
+            peer.hold()
         self.on_exception = "compile"
         self._check(smallest(self.task), calls=1)
         self.on_exception = "crash"
@@ -154,8 +145,7 @@ class WallBench:
                 pairs.append(pair)
             if len(pairs) >= MIN_COUNTED and (time.monotonic() > end or max(map(_confirmation, _sides(pairs))) < CLOSE):
                 break
-        self._refuse_background_work(workload, [pair.candidate for pair in pairs + traps])
-        compared = traps + sorted(pairs, key=lambda pair: pair.candidate.total)[:COMPARED_FASTEST]
+        compared = traps + sorted(pairs, key=lambda pair: pair.candidate)[:COMPARED_FASTEST]
         compared += self.random.sample(pairs, COMPARED_AT_RANDOM)
         held_to = ((pair.outputs, standard.on(self.task.reference(pair.inputs))) for pair in compared)
         errors = errors_of([compare(self.task, workload, outputs, held) for outputs, held in held_to])
@@ -196,33 +186,34 @@ class WallBench:
     def _bind(self, workload, inputs: tuple, names: tuple[str, ...]) -> Standard:
         self.standard, _ = standard_of(self.task, workload, inputs, self.standard)
         for name in names:
+            self.peers[name].release()
             reply = self.arenas[name].bind(self.peers[name], inputs, self.standard.outputs, OUTPUT_NAMES)
+            self.peers[name].hold()
             if "error" in reply:
                 raise Failure("evaluator", f"the {name}'s process could not map its inputs: {reply['message']}")
-            self.peers[name].cpu_since_mark()
+        self._refuse_processes(workload, "was running before the call")
         return self.standard
 
-    def _call(self, name: str, workload, inputs: tuple) -> tuple[Cost, tuple]:
+    def _call(self, name: str, workload, inputs: tuple) -> tuple[float, tuple]:
+        """Microseconds of one call, and its outputs."""
         peer, arena = self.peers[name], self.arenas[name]
         arena.poison()
-        between = peer.cpu_since_mark()
-        newest = processes.last_pid()
-        if name == "candidate":  # whoever was there before `newest` was read could make it wait, and be paid for that
-            self._refuse_strays(workload, "was started between two calls")
-        waited = self._waited(peer)
+        peer.cpu_since_mark()
+        begun, waited = processes.begun(), self._waited(peer)
         start = time.perf_counter_ns()
+        peer.release()
         reply = peer.request("call")
         outputs = arena.take()
-        wall = time.perf_counter_ns() - start
-        cpu, waited = peer.cpu_since_mark(), self._waited(peer) - waited
-        if processes.last_pid() == newest:
+        wall, waited = time.perf_counter_ns() - start, self._waited(peer) - waited
+        peer.hold()
+        if processes.begun() == begun:
             wall -= waited
-        cost = Cost(max(wall, cpu) / 1e3, between / 1e3)
+        us = max(wall, peer.cpu_since_mark()) / 1e3
         row = row_of(workload)
         if name == "baseline":
             if "error" in reply:
                 raise Failure("evaluator", f"the baseline failed: {reply['message']}", row)
-            return cost, outputs
+            return us, outputs
         if reply.get("error") == "output":
             raise Failure("wrong-answer", reply["message"], row)
         if "error" in reply:
@@ -230,25 +221,16 @@ class WallBench:
         edited = arena.edited(inputs)
         if edited:
             raise Failure("cheat", f"it wrote to its inputs (argument {edited[0]}, counted from 0)", row)
-        self._refuse_strays(workload, "was left running after the call returned")
-        return cost, outputs
+        self._refuse_processes(workload, "was left running after the call returned")
+        return us, outputs
 
-    def _refuse_strays(self, workload, what: str) -> None:
+    def _refuse_processes(self, workload, what: str) -> None:
+        """The candidate's own process is stopped now: what is not there cannot come before the next call."""
         if self.child.strays():
             raise Failure("cheat", f"a process of its own {what}", row_of(workload))
 
     def _waited(self, peer: Peer) -> int:
         return processes.waited_ns(peer.pid) + processes.waited_ns(os.getpid())
-
-    def _refuse_background_work(self, workload, costs: list[Cost]) -> None:
-        between, calls = sum(cost.between for cost in costs), sum(cost.call for cost in costs)
-        if between > BACKGROUND_SHARE * calls + BACKGROUND_US:
-            raise Failure(
-                "cheat",
-                f"it computed for {between / 1e3:.1f} ms between calls that took {calls / 1e3:.1f} ms: "
-                "work goes on after return",
-                row_of(workload),
-            )
 
 
 def _revalued(inputs: tuple) -> tuple:
@@ -263,7 +245,7 @@ def _revalued(inputs: tuple) -> tuple:
 
 
 def _sides(pairs: list[Pair]) -> tuple[list[float], list[float]]:
-    return [pair.candidate.total for pair in pairs], [pair.baseline.total for pair in pairs]
+    return [pair.candidate for pair in pairs], [pair.baseline for pair in pairs]
 
 
 def _confirmation(us: list[float]) -> float:

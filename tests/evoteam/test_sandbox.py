@@ -187,6 +187,69 @@ def test_children_are_found_by_both_ways():
         process.wait()
 
 
+HEADLESS = """
+import ctypes, os, threading, time
+if os.fork() == 0:
+    held = bytearray(b"x") * (64 << 20)
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    ctypes.CDLL(None).syscall({"x86_64": 60}.get(os.uname().machine, 93), 0)
+time.sleep(60)
+"""
+
+
+def test_a_process_whose_first_thread_has_ended_is_seen_counted_and_ended(monkeypatch):
+    name, value = COOKIE.split("=")
+    process = subprocess.Popen([sys.executable, "-c", HEADLESS], env=os.environ | {name: value}, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            below = processes.descendants(process.pid)
+            if below and b"Z" in processes._stat(f"/proc/{min(below)}"):
+                break
+            time.sleep(0.02)
+        (headless,) = below
+        assert processes._stat(f"/proc/{headless}")[0] == b"Z" and headless in processes.with_cookie(COOKIE)
+        assert processes.resident_bytes([headless]) > 64 << 20 and processes.memory_bytes([headless]) > 64 << 20
+    finally:
+        left = processes.sweep(COOKIE, [process.pid])
+        process.wait()
+    assert left == set() and headless not in processes._parents()
+
+
+def test_a_held_process_uses_no_cpu_until_it_is_released():
+    code = (
+        "import threading\nwork = lambda: [None for _ in iter(int, 1)]\nthreading.Thread(target=work).start()\nwork()"
+    )
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen([sys.executable, "-c", code])
+        peer = Peer(ours, process.pid)
+        try:
+            while processes.cpu_ns(process.pid) < 2e8:
+                time.sleep(0.02)
+            for _ in range(5):
+                peer.hold()
+                peer.cpu_since_mark()
+                time.sleep(0.05)
+                assert peer.cpu_since_mark() == 0
+                peer.release()
+                deadline = time.monotonic() + 20
+                while not peer.cpu_since_mark() and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                assert time.monotonic() < deadline
+        finally:
+            process.kill()
+            process.wait()
+    with pytest.raises(Failure, match="ended"):
+        peer.hold()
+
+
+def test_what_was_begun_is_counted():
+    before = processes.begun()
+    subprocess.run(["true"])
+    assert processes.begun() > before
+
+
 def test_cpu_time_of_another_process_is_read():
     process = subprocess.Popen(
         [
@@ -235,6 +298,11 @@ def test_child_at_every_level(child):
     while not living(marker) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(child.strays()) == 1
+    child.hold()
+    assert processes.stopped(child.pid)
+    child.release()
+    assert child.request("bind", inputs=[], outputs=[])  # it answers again, whatever it answers
+    child.hold()
     start = time.monotonic()
     assert child.end() == set()
     assert time.monotonic() - start < 5 and living(marker) == 0
