@@ -5,6 +5,7 @@ x their price divided by the price of input (prices.json). A model without a pri
 """
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -108,8 +109,9 @@ class Budget:
         if self.tokens is None and self.dollars is None:
             raise BudgetError("a run needs a ceiling: give --budget-tokens N or --budget-dollars D")
         for name in self.__slots__:
-            if (value := getattr(self, name)) is not None and not value > 0:
-                raise BudgetError(f"the ceiling for {name} is {value}; wanted a number above 0")
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
+                raise BudgetError(f"the ceiling for {name} is {value!r:.40}; wanted a number above 0, and finite")
         if self.dollars is not None and price.assumed:
             raise BudgetError(
                 f"no price is known for {model!r}: give --budget-tokens, or add a row to evoteam/prices.json"

@@ -7,7 +7,7 @@ from typing import Any
 from evoteam.judging.evaluator import Evaluator
 from evoteam.judging.verdict import Verdict
 from evoteam.llm import RecordingEnds
-from evoteam.memory import JOURNAL, read_events
+from evoteam.journal import JOURNAL, read_events
 
 LOG = "log.txt"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from evoteam.budget import CHARS_PER_TOKEN, Usage, tokens_of
-from evoteam.memory import read_events
+from evoteam.journal import read_events
 
 MAX_DEPTH = 60
 

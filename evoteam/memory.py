@@ -8,17 +8,17 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
+from evoteam.journal import JOURNAL, SCHEMA, FolderError, damaged, line_of, read_lines
+from evoteam.journal import read_events as read_events
+from evoteam.judging import files
 from evoteam.state import State
 
-SCHEMA = 1
 MIN_FREE = 16 * 2**20  # bytes wanted on the disk before anything is paid for
-JOURNAL = "events.jsonl"
 PAID = (
     "reply",
     "verdict",
@@ -28,43 +28,24 @@ PAID = (
 )  # must outlive a power cut; what follows from them is made again
 
 
-class FolderError(RuntimeError):
-    """The run folder cannot be used as asked; the message says why and what to do."""
-
-
 def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_events(path: Path) -> Iterator[dict]:
-    """The events of a journal in order; torn and foreign lines are passed over."""
-    with open(path, "rb") as file:
-        for line in file:
-            if line.endswith(b"\n") and (event := _event(line)):
-                yield event
-
-
-def _event(line: bytes) -> dict | None:
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) and "kind" in event and "seq" in event else None
-
-
 def write_atomically(path: Path, data: str, durable: bool = True) -> None:
-    """Write a file so that it is there whole or not at all. durable: even after a power cut."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    """As `files.write_atomically`; FolderError where it cannot be done."""
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(data)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
+        files.write_atomically(path, data, durable)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise FolderError(f"cannot write {path}: {error.strerror}; make room and continue with --resume") from error
+
+
+def _apply(state: State, event: dict, journal: Path, number: int) -> None:
+    try:
+        state.apply(event)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        what = f"the event {event['kind']!r} does not fit what came before it"
+        raise damaged(journal, number, f"{what} ({type(error).__name__}: {error})") from error
 
 
 class SharedFolder:
@@ -78,31 +59,38 @@ class SharedFolder:
     @classmethod
     def read(cls, path: Path) -> "SharedFolder":
         """A run folder as it stands now, without the right to write. A running writer is not disturbed."""
-        journal = path / JOURNAL
-        if not journal.is_file():
-            raise FolderError(f"{path} is not a run folder: it has no {JOURNAL}; start one with `run --folder {path}`")
-        state, torn = State(), 0
-        with open(journal, "rb") as file:
-            for number, line in enumerate(file):
-                event = _event(line) if line.endswith(b"\n") else None
+        folder = cls._read(path)
+        if folder.state.seq < 0:
+            raise FolderError(f"{path / JOURNAL} holds no event yet; start a run with `run --folder {path}`")
+        return folder
+
+    @classmethod
+    def _read(cls, path: Path) -> "SharedFolder":
+        journal, state, torn = path / JOURNAL, State(), 0
+        try:
+            if not journal.is_file():
+                raise FolderError(
+                    f"{path} is not a run folder: it has no {JOURNAL}; start one with `run --folder {path}`"
+                )
+            for number, event in read_lines(journal):
                 torn += event is None
-                if event and number == 0 and event.get("schema", 0) > SCHEMA:
-                    raise FolderError(
-                        f"{path} was written by a newer version (schema {event['schema']}, this one reads {SCHEMA})"
-                    )
                 if event:
-                    state.apply(event)
+                    _apply(state, event, journal, number)
+        except OSError as error:
+            raise FolderError(f"cannot read {journal}: {error.strerror}") from error
         return cls(path, state, torn)
 
     @classmethod
     def open(cls, path: Path, config: dict | None = None) -> "SharedFolder":
         """The folder with the right to write. `config`: start a new run; None: go on with the one that is there."""
-        path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path / ".lock")
         try:
+            path.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=0)
         except Timeout:
             raise FolderError(f"another process is writing {path}; wait for it or choose another --folder") from None
+        except OSError as error:
+            raise FolderError(f"cannot write {path}: {error.strerror}; choose another --folder") from error
         try:
             return cls._open(path, config, lock)
         except BaseException:
@@ -112,7 +100,7 @@ class SharedFolder:
     @classmethod
     def _open(cls, path: Path, config: dict | None, lock: FileLock) -> "SharedFolder":
         journal = path / JOURNAL
-        folder = cls.read(path) if journal.is_file() else cls(path, State(), 0)
+        folder = cls._read(path) if journal.is_file() else cls(path, State(), 0)
         started = folder.state.seq >= 0
         if config is not None and started:
             raise FolderError(f"{path} already holds a run; continue it with --resume or choose another --folder")
@@ -143,7 +131,7 @@ class SharedFolder:
         """Write one event and take it into the state."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         event = {"seq": self.state.seq + 1, "t": stamp, "kind": kind} | fields
-        line = json.dumps(event, separators=(",", ":")).encode() + b"\n"
+        line = line_of(event)
         self._write(line, self.durable and kind in PAID)
         self.state.apply(json.loads(line))
         return event

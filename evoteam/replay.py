@@ -5,7 +5,8 @@ from pathlib import Path
 
 from evoteam.judges import LocalJudge, RecordedJudge
 from evoteam.llm import ReplayModel
-from evoteam.memory import JOURNAL, SharedFolder, read_events
+from evoteam.journal import JOURNAL, read_events
+from evoteam.memory import SharedFolder
 from evoteam.search import Search
 from kernels.tasks import load_task
 

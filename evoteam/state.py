@@ -6,6 +6,22 @@ from dataclasses import dataclass, field
 from evoteam.budget import Budget, Ledger, Rates, Usage
 from evoteam.team import SUPERVISOR, Team, parse_team
 
+SETTINGS = ("task", "arm", "model", "effort", "max_tokens", "evaluate_by", "budget", "rates", "thresholds")
+FIGURE = (int, float)
+VERDICT = {"phase": str, "failure": str, "score": FIGURE, "rows": list, "worst": dict, "message": str, "device": str}
+DECISION = {
+    **{"round": int, "by": str, "action": str, "diagnosis": str, "evidence": list},
+    **{"rules": list, "phase": str, "tokens": FIGURE},
+}
+END = {"reason": str, "text": str}
+
+
+def _require(record: dict, shape: dict) -> None:
+    """Refuse a record that is kept as it is and would only be found wanting later, by whoever reads it."""
+    for name, kind in shape.items():
+        if not isinstance(record[name], kind):
+            raise TypeError(f"{name} is {record[name]!r:.60}")
+
 
 @dataclass(slots=True)
 class Attempt:
@@ -153,11 +169,15 @@ class State:
             handler(event)
 
     def _on_run(self, event: dict) -> None:
+        if missing := [name for name in SETTINGS if name not in event["config"]]:
+            raise ValueError(f"the configuration lacks {', '.join(missing)}")
         self.config, self.started = event["config"], event["t"]
         self.ledger = Ledger(Budget(**self.config["budget"]), Rates(**self.config["rates"]))
+        self.ledger.budget.check(self.config["model"], self.ledger.price)
 
     def _on_team(self, event: dict) -> None:
         team, tokens = parse_team(event["team"], stored=True), self.ledger.total.tokens
+        _require({"diagnosis": ""} | event, {"diagnosis": str})
         self.tenures.append(Tenure(team, event.get("diagnosis", ""), event["seq"], self.round, tokens, self.best_score))
 
     def _on_turn(self, event: dict) -> None:
@@ -230,6 +250,7 @@ class State:
 
     def _on_verdict(self, event: dict) -> None:
         attempt, verdict = self.attempts[event["attempt"]], event["verdict"]
+        _require(verdict, VERDICT)
         self.ledger.evaluated(attempt.role, attempt.team, verdict["gpu_seconds"])
         attempt.seq, attempt.tokens = event["seq"], self.ledger.total.tokens
         attempt.failure, attempt.verdict = verdict["failure"], verdict
@@ -254,6 +275,7 @@ class State:
         self.notes[note.id] = note
 
     def _on_decision(self, event: dict) -> None:
+        _require(event, DECISION)
         self.decisions.append(event)
         self.round, self.slot = self.round + 1, 0
         self.stage_snapshot = (-1, 0)
@@ -261,4 +283,5 @@ class State:
             self._on_team(event)
 
     def _on_end(self, event: dict) -> None:
+        _require(event, END)
         self.end = event

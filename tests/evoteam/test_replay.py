@@ -1,5 +1,6 @@
 """Replays: every decision again, quickly, and a difference is found."""
 
+import json
 import statistics
 import subprocess
 import sys
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from evoteam import replay
+from evoteam.journal import JOURNAL, line_of
 from evoteam.llm import ScriptedModel
-from evoteam.memory import JOURNAL, SharedFolder
+from evoteam.memory import SharedFolder
 from tests.evoteam.test_search import evolving_script, revise
 from tests.evoteam.toy import FINISH, TASK, ToyJudge, end_state, events, run, use, write
 
@@ -82,10 +84,9 @@ def test_a_run_that_spent_its_budget_ends_at_the_same_call_even_if_prompts_have_
 def test_a_difference_is_shown_where_it_begins(tmp_path):
     path = tmp_path / "r"
     run(path, ScriptedModel({"engineer": [[write(1.0), FINISH], [write(2.0), FINISH]]}))
-    text = (path / JOURNAL).read_text()
-    (path / JOURNAL).write_text(
-        text.replace('"id":"a0002"', '"id":"a0099"').replace('"attempt":"a0002"', '"attempt":"a0099"')
-    )
+    text = json.dumps(events(path)).replace('"id": "a0002"', '"id": "a0099"')
+    changed = json.loads(text.replace('"attempt": "a0002"', '"attempt": "a0099"'))
+    (path / JOURNAL).write_bytes(b"".join(map(line_of, changed)))
     outcome = replay.replay(path, tmp_path / "again")
     assert not outcome.equal
     assert "then event" in outcome.text and "id a0099" in outcome.text and "id a0002" in outcome.text
