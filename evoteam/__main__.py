@@ -1,5 +1,11 @@
 """`python -m evoteam`."""
 
-from evoteam.cli import main
+import sys
 
-main()
+try:
+    from evoteam.cli import main
+
+    main()
+except KeyboardInterrupt:  # before any command has begun
+    print("evoteam: interrupted", file=sys.stderr)
+    sys.exit(130)

@@ -1,6 +1,8 @@
 """The command line of `python -m evoteam`."""
 
+import errno
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -11,19 +13,33 @@ from typing import Any
 
 import click
 
+from evoteam.journal import JOURNAL, FolderError
+
 ARMS = ("evolving", "single", "fixed-four")
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 class Stopped(click.ClickException):
-    """The command cannot go on; one message, exit status 1."""
+    """The command cannot go on; one message, exit status 1, or 130 after an interrupt."""
+
+    def __init__(self, message: str, exit_code: int = 1):
+        super().__init__(message)
+        self.exit_code = exit_code
 
     def show(self, file: Any = None) -> None:
         click.echo(f"evoteam: {self.message}", err=True)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Commands(click.Group):
+    """Whatever a user can do something about ends every command with one message."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _clear_errors():
+            return super().invoke(ctx)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Teams of agents that write kernels, and a supervisor that rewrites the team when work stalls."""
 
@@ -60,7 +76,7 @@ def run(folder: Path, resume: bool, unsafe: bool, base_url: str | None, no_strea
     from evoteam.memory import SharedFolder
     from evoteam.search import Search
 
-    with _clear_errors():
+    with _clear_errors(folder, resume):
         config = SharedFolder.read(folder).state.config if resume else _configuration(**chosen)
         task, model = _task(config["task"]), _model(config["model"], folder, base_url, not no_stream)
         with SharedFolder.open(folder, None if resume else config) as shared, _judge(config, unsafe) as judge:
@@ -128,28 +144,45 @@ def _judge(config: dict, unsafe: bool) -> Any:
 
 
 class _clear_errors:
-    """Errors that a user can do something about become one message."""
+    """Errors that a user can do something about become one message. `folder`, `resume`: the run that is worked on."""
+
+    def __init__(self, folder: Path | None = None, resume: bool = False):
+        self.folder = folder
+        self.another = not resume and self._begun()  # a run that is none of this command's
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None:
+            return
         from evoteam.judging.evaluator import EvaluationError
         from evoteam.llm import ProviderError
-        from evoteam.memory import FolderError
 
+        kept = "the run is kept: go on with --resume and the same --folder" if self._kept() else ""
+        if isinstance(error, KeyboardInterrupt):
+            raise Stopped("; ".join(filter(None, ["interrupted", kept])), 130) from None
         if isinstance(error, (EvaluationError, ProviderError)):
-            raise Stopped(f"{error}\na run that had begun is kept: go on with --resume and the same --folder") from None
+            raise Stopped("\n".join(filter(None, [str(error), kept]))) from None
         if isinstance(error, FolderError):
             raise Stopped(str(error)) from None
-        if isinstance(error, KeyboardInterrupt):
-            raise Stopped("interrupted; the run is kept, go on with --resume") from None
+        if isinstance(error, OSError) and error.errno != errno.EPIPE:
+            what = f"use {error.filename}" if error.filename else "go on"
+            raise Stopped("\n".join(filter(None, [f"cannot {what}: {error.strerror or error}", kept]))) from None
+
+    def _begun(self) -> bool:
+        return self.folder is not None and os.path.exists(self.folder / JOURNAL)
+
+    def _kept(self) -> bool:
+        return self._begun() and not self.another
 
 
 def _ending(state: Any) -> str:
+    from evoteam.digest import count
+
     total, best = state.ledger.total, state.best
     found = f"best {best.id}: {best.score:.3f}" if best else "nothing valid was found"
-    used = f"{total.tokens:,.0f} tokens, {total.evaluations} evaluations, {len(state.tenures)} teams"
+    used = f"{total.tokens:,.0f} tokens, {count(total.evaluations, 'evaluation')}, {count(len(state.tenures), 'team')}"
     return f"ended ({state.end['reason']}): {found}; {used}"
 
 
@@ -162,16 +195,15 @@ def status(folder: Path, watch: bool) -> None:
     from evoteam.summary import status_text
 
     shown = ""
-    with _clear_errors():
-        while True:
-            shared = SharedFolder.read(folder)
-            text = status_text(shared)
-            if text != shown:
-                click.echo(text + ("\n" if watch else ""))
-                shown = text
-            if not watch or shared.state.end:
-                return
-            time.sleep(2)
+    while True:
+        shared = SharedFolder.read(folder)
+        text = status_text(shared)
+        if text != shown:
+            click.echo(text + ("\n" if watch else ""))
+            shown = text
+        if not watch or shared.state.end:
+            return
+        time.sleep(2)
 
 
 @main.command()
@@ -179,10 +211,9 @@ def status(folder: Path, watch: bool) -> None:
 def teams(folder: Path) -> None:
     """The lineage of a run: every team, what caused it, what it changed and achieved."""
     from evoteam.memory import SharedFolder
-    from evoteam.views import lineage
+    from evoteam.summary import teams_text
 
-    with _clear_errors():
-        click.echo(lineage(SharedFolder.read(folder).state, teams=None, diagnosis=10_000))
+    click.echo(teams_text(SharedFolder.read(folder).state))
 
 
 @main.command()
@@ -194,8 +225,7 @@ def report(folders: tuple[Path, ...], out: Path | None) -> None:
     from evoteam.reporting.run_report import write
 
     try:
-        with _clear_errors():
-            click.echo(write(folders, out or folders[0]))
+        click.echo(write(folders, out or folders[0]))
     except RecordError as error:
         raise Stopped(str(error)) from None
 
@@ -211,8 +241,7 @@ def replay(folder: Path, remeasure: bool, into: Path | None, unsafe: bool) -> No
 
     target = into or Path(tempfile.mkdtemp(prefix="evoteam-replay-"))
     try:
-        with _clear_errors():
-            outcome = again(folder, target, remeasure=remeasure, unsafe=unsafe)
+        outcome = again(folder, target, remeasure=remeasure, unsafe=unsafe)
     finally:
         if into is None:
             shutil.rmtree(target, ignore_errors=True)
@@ -229,22 +258,22 @@ def replay(folder: Path, remeasure: bool, into: Path | None, unsafe: bool) -> No
 def evaluate(paths: tuple[Path, ...], task: str, full: bool, unsafe: bool) -> None:
     """Judge source files, or attempt folders (kernel.py inside; verdict.json is written beside it)."""
     from evoteam.digest import verdict_digest
-    from evoteam.judging.evaluator import EvaluationError, Evaluator
+    from evoteam.judging.evaluator import Evaluator, read_source
+    from evoteam.judging.files import write_atomically
 
     _task(task)
+    sources = [path / "kernel.py" if path.is_dir() else path for path in paths]
+    for source in sources:
+        read_source(source)
     failed = False
     with Evaluator(task, unsafe=unsafe) as evaluator:
-        for number, path in enumerate(paths, 1):
+        for number, (path, source) in enumerate(zip(paths, sources), 1):
             with nullcontext(path) if path.is_dir() else tempfile.TemporaryDirectory() as attempt_dir:
-                source = path / "kernel.py" if path.is_dir() else path
-                try:
-                    verdict = evaluator.evaluate(source, Path(attempt_dir), full=full, more=number < len(paths))
-                except EvaluationError as error:
-                    raise Stopped(str(error)) from None
-            if path.is_dir():
-                (path / "verdict.json").write_text(json.dumps(verdict.to_json(), indent=1) + "\n", encoding="utf-8")
+                verdict = evaluator.evaluate(source, Path(attempt_dir), full=full, more=number < len(paths))
             failed |= bool(verdict.failure)
             click.echo(verdict_digest(str(path), verdict.to_json()))
+            if path.is_dir():
+                write_atomically(path / "verdict.json", json.dumps(verdict.to_json(), indent=1) + "\n")
     sys.exit(1 if failed else 0)
 
 

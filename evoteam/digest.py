@@ -19,6 +19,11 @@ def profile_lines(verdict: dict) -> list[str]:
     return [f"- {_subject(row)}: {_figures(row)}" for row in verdict["rows"]]
 
 
+def count(number: int, what: str) -> str:
+    """The number of things, in words that agree with it."""
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
 def pairs(record: dict) -> str:
     return ", ".join(
         f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in record.items()

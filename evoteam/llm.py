@@ -8,8 +8,10 @@ from typing import Any, Protocol
 
 from evoteam.budget import CHARS_PER_TOKEN, Usage, tokens_of
 from evoteam.journal import read_events
+from evoteam.judging.files import read_plain
 
 MAX_DEPTH = 60
+SCRIPT_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +179,18 @@ class ScriptedModel:
     @classmethod
     def load(cls, path: Path) -> "ScriptedModel":
         try:
-            return cls(json.loads(path.read_text("utf-8")))
-        except (OSError, ValueError) as error:
-            raise ProviderError(f"cannot read the script {path}: {error}") from None
+            answers = json.loads(read_plain(path, SCRIPT_BYTES).decode())
+        except OSError as error:
+            raise ProviderError(f"cannot read the script {path}: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
+            raise ProviderError(f"cannot read the script {path}: it is not JSON ({error})") from None
+        wanted = "wanted an object that holds a list of answers for each role"
+        if not isinstance(answers, dict):
+            raise ProviderError(f"the script {path} is {type(answers).__name__}, {wanted}")
+        for role, script in answers.items():
+            if not isinstance(script, list):
+                raise ProviderError(f"the script {path} has {type(script).__name__} for {role[:40]!r}, {wanted}")
+        return cls(answers)
 
     def ask(self, request: Request) -> Reply:
         script = self.answers.get(request.role, [])

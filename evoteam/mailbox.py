@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from evoteam.budget import KINDS, Usage
+from evoteam.judging.files import read_plain
 from evoteam.judging.verdict import Verdict, VerdictError
 from evoteam.llm import Reply, Request, estimated_usage, tidy
 from evoteam.memory import write_atomically
@@ -21,6 +22,7 @@ from evoteam.memory import write_atomically
 END = "<!-- end of answer -->"
 POLL_S = 0.2
 SETTLED_S = 5.0
+ANSWER_BYTES = 16 << 20
 FORMAT = Path(__file__).parent / "prompts" / "mailbox.md"
 
 
@@ -38,27 +40,54 @@ class MailboxModel:
         self.folder.mkdir(exist_ok=True)
         if not question.exists():
             write_atomically(question, render(request, answer.name))
-        if not _complete(answer):
+        if _lacks(answer):
             self.say(f"waiting for {answer} (the request is {question})")
-        while not _complete(answer):
+        watch = _Watch(answer)
+        while lacking := _lacks(answer):
+            if watch.settled():
+                self.say(f"{answer} {lacking}; still waiting")
             time.sleep(self.poll_s)
         return read_answer(answer.read_text("utf-8", "replace"), request)
 
 
 def waiting(folder: Path) -> list[Path]:
     """Requests in a mailbox that have no finished answer yet."""
-    return [path for path in sorted(folder.glob("*.request.md")) if not _complete(_answer_of(path))]
+    return [path for path in sorted(folder.glob("*.request.md")) if _lacks(_answer_of(path))]
+
+
+class _Watch:
+    """Tells once of every version of a file that it has come to rest: it may still be being written or copied."""
+
+    def __init__(self, path: Path):
+        self.path, self.version, self.since, self.told = path, None, 0.0, True
+
+    def settled(self) -> bool:
+        try:
+            found = self.path.stat() if self.path.exists() else self.path.lstat()
+            version = found.st_ino, found.st_size, found.st_mtime_ns
+        except OSError:
+            version = None
+        if version != self.version:
+            self.version, self.since, self.told = version, time.monotonic(), version is None
+        if self.told or time.monotonic() - self.since < SETTLED_S:
+            return False
+        self.told = True
+        return True
 
 
 def _answer_of(question: Path) -> Path:
     return question.with_name(question.name.replace(".request.md", ".answer.md"))
 
 
-def _complete(answer: Path) -> bool:
+def _lacks(answer: Path) -> str:
+    """What keeps a file from being an answer, "" when it is one."""
     try:
-        return answer.read_bytes().rstrip().endswith(END.encode())
-    except FileNotFoundError:
-        return False
+        text = read_plain(answer, ANSWER_BYTES + 1)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if len(text) > ANSWER_BYTES:
+        return f"has more than {ANSWER_BYTES >> 20} MiB, which is no answer"
+    return "" if text.rstrip().endswith(END.encode()) else f"has no line {END} at its end, the sign that it is finished"
 
 
 def render(request: Request, answer: str) -> str:
@@ -216,26 +245,27 @@ class MailboxJudge:
     def evaluate(self, source: Path, attempt_dir: Path, *, best: float) -> Verdict:
         path = attempt_dir / "verdict.json"
         expected = self.hashes | {"task": self.task, "source_sha256": hashlib.sha256(source.read_bytes()).hexdigest()}
-        if not path.exists():
+        if not os.path.lexists(path):
             self.say(
                 f"waiting for {path}; make it with: python -m evoteam evaluate {attempt_dir} --task {self.task} --full"
             )
+        watch = _Watch(path)
         while True:
-            if path.exists() and (verdict := self._accept(path, expected, best)):
+            if os.path.lexists(path) and (verdict := self._accept(path, expected, best, watch)):
                 return verdict
             time.sleep(self.poll_s)
 
-    def _accept(self, path: Path, expected: dict[str, str], best: float) -> Verdict | None:
+    def _accept(self, path: Path, expected: dict[str, str], best: float, watch: _Watch) -> Verdict | None:
         try:
-            verdict = Verdict.from_json(path.read_text("utf-8"))
+            verdict = Verdict.from_json(read_plain(path, ANSWER_BYTES).decode())
             wrong = [name for name, value in expected.items() if getattr(verdict, name) != value]
             reason = ", ".join(f"{name} is {getattr(verdict, name)}, wanted {expected[name]}" for name in wrong)
             if verdict.score > best and verdict.full_score is None:
                 reason = reason or "it is above the best and does not cover all workloads; evaluate with --full"
-        except (VerdictError, UnicodeDecodeError) as error:
-            if time.time() - path.stat().st_mtime < SETTLED_S:  # perhaps still being copied
+        except (VerdictError, UnicodeDecodeError, OSError) as error:
+            if not watch.settled():
                 return None
-            reason = str(error)
+            reason = error.strerror if isinstance(error, OSError) else str(error)
         if not reason:
             return verdict
         refused = path.with_name(f"verdict.refused-{len(list(path.parent.glob('verdict.refused-*'))) + 1}.json")

@@ -148,7 +148,8 @@ class SharedFolder:
         except OSError as error:
             reason = error.strerror
         os.ftruncate(self._file, size)
-        raise FolderError(f"cannot write {self.path / JOURNAL}: {reason}; make room and continue with --resume")
+        then = "continue with --resume" if self.state.seq >= 0 else "start again"
+        raise FolderError(f"cannot write {self.path / JOURNAL}: {reason}; make room and {then}")
 
     def check_space(self) -> None:
         """Refuse to go on when the disk could not hold what is about to be paid for."""

@@ -122,6 +122,31 @@ def _role(state: State, role: str, spend: Spend) -> dict:
     }
 
 
+def teams_text(state: State) -> str:
+    """Every team of a run for the terminal: what it was, what caused it, what it did and achieved."""
+    return "\n\n".join(_team_text(state, index) for index in range(len(state.tenures)))
+
+
+def _team_text(state: State, index: int) -> str:
+    team = _team(state, index)
+    after = state.tenures[index + 1].round if index + 1 < len(state.tenures) else state.round + 1
+    first, last, spent = team["round"], after - 1, team["to_tokens"] - team["from_tokens"]
+    which = f"1 round ({first})" if last <= first else f"{last - first + 1} rounds ({first} to {last})"
+    best = " before, ".join(
+        f"{score:.3f}" if score else "nothing valid" for score in (team["best_before"], team["best_after"])
+    )
+    lines = [f"{team['id']}, " + (f"made of {team['parent']}" if team["parent"] else "the first team")]
+    if team["diagnosis"]:
+        lines.append(f"because: {team['diagnosis']}")
+    lines += [f"role     {role['name']}: {role['mandate'].splitlines()[0]}" for role in team["roles"]]
+    lines.append("order    " + ", then ".join(" and ".join(stage) for stage in team["order"]))
+    lines += [f"changed  {line}" for line in team["diff"]]
+    lines.append(f"worked   {which}, {spent:,.0f} tokens")
+    lines.append(f"attempts {team['attempts']}, {team['valid']} valid")
+    lines.append(f"best     {best} after")
+    return "\n  ".join(lines)
+
+
 def status_text(folder: SharedFolder) -> str:
     """How a run stands, in a few lines."""
     state = folder.state

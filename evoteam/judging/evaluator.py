@@ -32,20 +32,45 @@ from pathlib import Path
 
 from evoteam.judging import processes
 from evoteam.judging.child import Limits
-from evoteam.judging.verdict import Verdict
+from evoteam.judging.files import read_plain, write_atomically
+from evoteam.judging.verdict import MAX_SOURCE_BYTES, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 EVALUATOR_FILES = (
-    *("arena", "child", "confine", "evaluator", "gate", "gpu_bench", "gpu_harness", "gpu_side"),
+    *("arena", "child", "confine", "evaluator", "files", "gate", "gpu_bench", "gpu_harness", "gpu_side"),
     *("harness", "judge", "processes", "sandbox", "verdict", "wall_bench"),
 )
 TASK_FILES = ("tasks.py", "workloads.py", "workloads.json", "reference.py", "baselines.py", "timing.py", "measure.py")
 COOKIE = "EVOTEAM_EVALUATION"
+LOG = "log.txt"
+READ_BYTES = 16 * MAX_SOURCE_BYTES  # what is longer than a source may be gets a verdict, what is absurd does not
 GRACE_SECONDS = 420  # beside the candidate's own limits: start-up, references, waiting for another timing
 
 
 class EvaluationError(RuntimeError):
     """The evaluation could not be done; nothing is said about the candidate."""
+
+
+def read_source(path: Path) -> bytes:
+    """The bytes of a candidate. Raises EvaluationError when they cannot be had."""
+    try:
+        source = read_plain(path, READ_BYTES + 1)
+    except OSError as error:
+        raise EvaluationError(f"cannot read the candidate {path}: {error.strerror}") from error
+    if len(source) > READ_BYTES:
+        raise EvaluationError(
+            f"cannot read the candidate {path}: it has more than {READ_BYTES >> 20} MiB, "
+            f"a source may have {MAX_SOURCE_BYTES >> 20} MiB"
+        )
+    return source
+
+
+def _write_log(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text, durable=False)
+    except OSError as error:
+        raise EvaluationError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _digest(paths: list[Path]) -> str:
@@ -85,7 +110,9 @@ class Evaluator:
         self._start()
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, kind, *_) -> None:
+        if kind and self.process:
+            self.process.terminate()  # it ends at once what it is doing
         self._stop()
 
     def evaluate(
@@ -95,16 +122,13 @@ class Evaluator:
 
         full: run all workloads, not only the task's feedback. best: run all of them if the score is above this one.
         more: another candidate will follow, so have its process ready.
-        Raises EvaluationError when the source cannot be read or no confinement works here.
+        Raises EvaluationError when the source cannot be read, the log not be written, or no confinement works here.
         """
-        source, attempt_dir = Path(source).resolve(), Path(attempt_dir).resolve()
-        if not os.access(source, os.R_OK):
-            raise EvaluationError(f"cannot read the candidate {source}")
-        attempt_dir.mkdir(parents=True, exist_ok=True)
-        if self.process is None or self.process.poll() is not None:
-            self._start()
-        request = {"source": str(source), "attempt_dir": str(attempt_dir), "full": full, "best": best, "more": more}
-        judged = self._ask(request)
+        source, log = Path(source).absolute(), Path(attempt_dir) / LOG
+        read_source(source)
+        _write_log(log, "")  # an earlier one is not this candidate's
+        judged = self._judged({"source": str(source), "full": full, "best": best, "more": more})
+        _write_log(log, judged.pop("output"))
         return Verdict(task=self.task, task_sha256=self.task_sha256, evaluator_sha256=self.evaluator_sha256, **judged)
 
     def _start(self) -> None:
@@ -122,7 +146,9 @@ class Evaluator:
             start_new_session=True,
         )
 
-    def _ask(self, request: dict) -> dict:
+    def _judged(self, request: dict) -> dict:
+        if self.process is None or self.process.poll() is not None:
+            self._start()
         deadline = time.monotonic() + self.limits.total_s + GRACE_SECONDS
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")

@@ -1,5 +1,6 @@
 """Files at paths that somebody else chose: only plain ones are read, so many bytes at most; written whole or not at all."""
 
+import contextlib
 import os
 import secrets
 import stat
@@ -25,14 +26,16 @@ def _require_plain(found: os.stat_result) -> None:
 def write_atomically(path: Path, data: str, durable: bool = True) -> None:
     """Write a file so that it is there whole or not at all, in place of a link too. durable: even after a power cut."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with open(fd, "w", encoding="utf-8") as file:
             file.write(data)
             file.flush()
             if durable:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()

@@ -60,7 +60,7 @@ def map_tensors(memory: mmap.mmap, specs: list[dict]) -> list:
 
 
 class WrongOutput(Exception):
-    """What the candidate returned is not what the definition asks for."""
+    """What the candidate defines or returns is not what the definition asks for."""
 
 
 class Cheat(Exception):
@@ -89,7 +89,9 @@ class Runner:
         module = importlib.util.module_from_spec(spec)
         sys.modules["candidate"] = module
         spec.loader.exec_module(module)
-        self.function = getattr(module, request["entry_point"])
+        self.function = getattr(module, request["entry_point"], None)
+        if not callable(self.function):
+            raise WrongOutput(f"{request['entry_point']} is {describe(self.function)}, must be a function")
         try:
             self.parameters = tuple(inspect.signature(self.function).parameters)
         except (TypeError, ValueError):

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import statistics
 import sys
 import tempfile
@@ -22,10 +23,10 @@ from pathlib import Path
 
 from evoteam.judging import processes, sandbox
 from evoteam.judging.child import Child, Failure, Limits
-from evoteam.judging.verdict import head_and_tail, printable
+from evoteam.judging.evaluator import LOG, EvaluationError, read_source
+from evoteam.judging.verdict import MAX_SOURCE_BYTES, head_and_tail, printable
 from kernels.tasks import TaskError, load_task
 
-MAX_SOURCE_BYTES = 1 << 20
 MAX_LINE = 1_000  # a pattern may take time that is quadratic in it
 MESSAGE_LIMIT = 4_000
 LOG_LIMIT = 200_000
@@ -148,7 +149,6 @@ class Judge:
         import torch
 
         if self.cuda and not torch.cuda.is_available():
-            self.spare.end()
             name = self.task.name
             sys.exit(f"task {name} is judged on a GPU and none is here; mla-paged-decode-cpu is judged on any machine")
         if self.cuda:
@@ -161,8 +161,8 @@ class Judge:
             if others:
                 os.sched_setaffinity(0, others)
 
-    def judge(self, source_path: Path, attempt_dir: Path, *, full: bool, best: float | None) -> dict:
-        """The verdict on one source file, as the fields of a Verdict that are known here."""
+    def judge(self, source_path: Path, *, full: bool, best: float | None) -> dict:
+        """The verdict on one source file, as the fields of a Verdict that are known here, and the candidate's `output`."""
         evaluation, failure = Evaluation(), None
         child, self.spare = self.spare, None
         try:
@@ -171,11 +171,14 @@ class Judge:
             failure = problem
         except Exception:
             failure = Failure("evaluator", traceback.format_exc()[-MESSAGE_LIMIT:])
+        except SystemExit:
+            child.end()
+            raise
         if evaluation.phase == "screen":
             self.spare = child
         elif child.end() and failure is None:
             failure = Failure("cheat", "some of its processes could not be ended")
-        return self._verdict(evaluation, failure, child, attempt_dir)
+        return self._verdict(evaluation, failure, child)
 
     def healthy(self) -> bool:
         """Whether this process can go on: some states of the GPU only a new process gets out of."""
@@ -191,7 +194,10 @@ class Judge:
     def _run(self, evaluation: Evaluation, child: Child, source_path: Path, full: bool, best: float | None) -> None:
         task = self.task
         with evaluation.enter("screen"):
-            source = source_path.read_bytes()
+            try:
+                source = read_source(source_path)
+            except EvaluationError as error:
+                raise Failure("evaluator", str(error)) from error
             evaluation.source_sha256 = hashlib.sha256(source).hexdigest()
             tree = screen(source, task.entry_point)
             declared, confirmed = declared_techniques(tree), confirmed_techniques(tree, task.techniques)
@@ -248,9 +254,8 @@ class Judge:
         with _on_cpu(self.cpu):
             return WallBench(self.task, child, fork_baseline(self.task))
 
-    def _verdict(self, evaluation: Evaluation, failure: Failure | None, child: Child, attempt_dir: Path) -> dict:
+    def _verdict(self, evaluation: Evaluation, failure: Failure | None, child: Child) -> dict:
         log = child.log(LOG_LIMIT) if evaluation.phase != "screen" else ""
-        (attempt_dir / "log.txt").write_text(log, encoding="utf-8")
         worst = min(evaluation.rows, key=lambda row: row["ratio"], default={})
         message = ""
         if failure:
@@ -268,7 +273,8 @@ class Judge:
             "rows": evaluation.rows,
             "worst": worst,
             "message": message,
-            "log": "log.txt",
+            "log": LOG,
+            "output": log,
             "confinement": self.confinement.record(),
             "device": _device(self.cuda),
             "versions": _versions(),
@@ -338,21 +344,23 @@ def main() -> None:
         judge = Judge(options["task"], unsafe=options["unsafe"], limits=Limits(**options["limits"]))
     except (sandbox.SandboxError, TaskError) as error:
         sys.exit(str(error))
-    judge.prepare()
-    judge.load_libraries()
-    for line in sys.stdin:
-        request = json.loads(line)
-        if judge.spare is None or judge.spare.process.poll() is not None:
-            judge.prepare()
-        source, attempt_dir = Path(request["source"]), Path(request["attempt_dir"])
-        verdict = judge.judge(source, attempt_dir, full=request["full"], best=request["best"])
-        print(json.dumps(verdict), file=replies, flush=True)
-        if not judge.healthy():
-            break
-        if request["more"] and judge.spare is None:
-            judge.prepare()
-    if judge.spare:
-        judge.spare.end()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("it was told to end"))
+    try:
+        judge.prepare()
+        judge.load_libraries()
+        for line in sys.stdin:
+            request = json.loads(line)
+            if judge.spare is None or judge.spare.process.poll() is not None:
+                judge.prepare()
+            verdict = judge.judge(Path(request["source"]), full=request["full"], best=request["best"])
+            print(json.dumps(verdict), file=replies, flush=True)
+            if not judge.healthy():
+                break
+            if request["more"] and judge.spare is None:
+                judge.prepare()
+    finally:
+        if judge.spare:
+            judge.spare.end()
 
 
 if __name__ == "__main__":

@@ -4,8 +4,14 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 
 SCHEMA = 1
+MAX_SOURCE_BYTES = 1 << 20
 PHASES = ("screen", "import", "compile", "check", "time", "full")
 FAILURES = ("", "screen", "import", "compile", "wrong-answer", "timeout", "crash", "cheat", "evaluator")
+SHAPES = (
+    (("task", "source_sha256", "task_sha256", "evaluator_sha256", "message", "log", "device"), str, "a text"),
+    (("worst", "confinement", "versions", "seconds", "techniques"), dict, "an object"),
+    (("rows",), list, "a list"),
+)
 
 
 class VerdictError(ValueError):
@@ -53,10 +59,22 @@ class Verdict:
         for name, allowed in (("phase", PHASES), ("failure", FAILURES)):
             if getattr(self, name) not in allowed:
                 raise VerdictError(f"{name} is {getattr(self, name)!r}, must be one of {', '.join(map(repr, allowed))}")
+        for names, kind, wanted in SHAPES:
+            for name in names:
+                if not isinstance(getattr(self, name), kind):
+                    raise VerdictError(
+                        f"{name} is a field of the wrong type: {getattr(self, name)!r:.80}, not {wanted}"
+                    )
+        for name in ("score", "full_score", "gpu_seconds"):
+            if getattr(self, name) is not None or name != "full_score":
+                _require_figure(name, getattr(self, name))
         if self.failure and (self.score or self.full_score):
             raise VerdictError(f"score is {self.score} with failure {self.failure!r}: a failed candidate scores 0")
-        if not 0 <= self.score < float("inf"):
-            raise VerdictError(f"score is {self.score}, must be finite and at least 0")
+        for row in self.rows:
+            if not isinstance(row, dict) or "index" not in row:
+                raise VerdictError(f"a row is {row!r:.80}, must be an object with the index of its workload")
+            for name in ("ratio", "ours_us", "baseline_us") if "ratio" in row else ():
+                _require_figure(f"{name} of a row", row.get(name))
 
     @property
     def valid(self) -> bool:
@@ -72,7 +90,7 @@ class Verdict:
         if isinstance(record, str):
             try:
                 record = json.loads(record)
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:
                 raise VerdictError(f"the verdict is not JSON: {error}") from error
         if not isinstance(record, dict):
             raise VerdictError(f"the verdict is a {type(record).__name__}, must be a JSON object")
@@ -81,13 +99,17 @@ class Verdict:
         missing = [name for name in required if name not in record]
         if missing:
             raise VerdictError(f"the verdict lacks {', '.join(missing)}")
-        try:
-            return cls(
-                **{name: value for name, value in record.items() if name in known},
-                extra={name: value for name, value in record.items() if name not in known},
-            )
-        except TypeError as error:
-            raise VerdictError(f"the verdict has a field of the wrong type: {error}") from error
+        return cls(
+            **{name: value for name, value in record.items() if name in known},
+            extra={name: value for name, value in record.items() if name not in known},
+        )
+
+
+def _require_figure(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise VerdictError(f"{name} is a field of the wrong type: {value!r:.80}, not a number")
+    if not 0 <= value < float("inf"):
+        raise VerdictError(f"{name} is {value}, must be finite and at least 0")
 
 
 def head_and_tail(data: bytes, limit: int = 4000) -> str:

@@ -181,6 +181,53 @@ def test_unreadable_source_is_an_error(evaluator, tmp_path):
         evaluator.evaluate(tmp_path / "missing.py", tmp_path)
 
 
+@pytest.fixture
+def odd(tmp_path):
+    """Paths of things that are no source files."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    with open(tmp_path / "huge", "wb") as file:
+        file.truncate(1 << 40)
+    return {"pipe": tmp_path / "pipe", "folder": tmp_path / "folder", "huge": tmp_path / "huge", "device": "/dev/zero"}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("pipe", "it is a pipe, wanted a regular file"),
+        ("folder", "it is a folder, wanted a regular file"),
+        ("device", "it is a device, wanted a regular file"),
+        ("huge", "it has more than 16 MiB, a source may have 1 MiB"),
+    ],
+)
+def test_what_is_no_source_file_is_refused_at_once(evaluator, odd, tmp_path, name, words):
+    start = time.monotonic()
+    with pytest.raises(EvaluationError, match=words):
+        evaluator.evaluate(odd[name], tmp_path / "attempt")
+    assert time.monotonic() - start < 5 and not (tmp_path / "attempt").exists()
+
+
+def test_the_log_replaces_a_link_and_leaves_its_target_alone(evaluator, write, tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "log.txt").symlink_to("precious")
+    assert evaluator.evaluate(write("import kernels\n"), tmp_path).failure == "screen"
+    assert (tmp_path / "precious").read_text() == "mine" and not (tmp_path / "log.txt").is_symlink()
+    assert not list(tmp_path.glob(".log*"))
+    (tmp_path / "taken" / "log.txt").mkdir(parents=True)
+    with pytest.raises(EvaluationError, match="cannot write .*log.txt: Is a directory"):
+        evaluator.evaluate(write(WRONG), tmp_path / "taken")
+
+
+@pytest.mark.parametrize(
+    ("ending", "words"),
+    [("del mla_paged_decode", "mla_paged_decode is NoneType"), ("mla_paged_decode = 5", "mla_paged_decode is int")],
+)
+def test_a_module_without_the_function_is_told_its_name(evaluator, write, tmp_path, ending, words):
+    verdict = evaluator.evaluate(write(f"{WRONG}{ending}\n"), tmp_path)
+    assert (verdict.failure, verdict.phase) == ("import", "import")
+    assert verdict.message == f"{words}, must be a function"
+
+
 def test_unknown_task_is_named():
     with pytest.raises(ValueError, match="there is no task 'nonsense'"):
         Evaluator("nonsense")
@@ -264,7 +311,14 @@ def test_verdict_keeps_fields_it_does_not_know():
         (RECORD | {"phase": "lunch"}, "phase is 'lunch', must be one of"),
         (RECORD | {"failure": "crash"}, "a failed candidate scores 0"),
         (RECORD | {"score": float("nan")}, "must be finite"),
-        (RECORD | {"score": "1"}, "field of the wrong type"),
+        (RECORD | {"score": "1"}, "score is a field of the wrong type: '1', not a number"),
+        (RECORD | {"gpu_seconds": None}, "gpu_seconds is a field of the wrong type"),
+        (RECORD | {"full_score": float("inf")}, "full_score is inf, must be finite"),
+        (RECORD | {"message": ["x"]}, "message is a field of the wrong type"),
+        (RECORD | {"rows": {}}, "rows is a field of the wrong type"),
+        (RECORD | {"rows": [{"ratio": 1.0}]}, "must be an object with the index of its workload"),
+        (RECORD | {"rows": [{"index": 1, "ratio": "fast"}]}, "ratio of a row is a field of the wrong type"),
+        ("[" * 100_000, "not JSON"),
     ],
 )
 def test_bad_verdict_is_refused(record, words):

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from evoteam import mailbox
 from evoteam.budget import Usage
 from evoteam.llm import Request, ScriptedModel
 from evoteam.mailbox import END, MailboxJudge, MailboxModel, read_answer, render, waiting
@@ -184,6 +185,66 @@ def test_an_answer_that_came_while_the_run_was_down_is_picked_up_and_not_asked_f
     assert len(events(path, "call")) == 2 and not any(event.get("lost") for event in events(path, "resume"))
 
 
+@pytest.fixture
+def hasty(monkeypatch):
+    monkeypatch.setattr(mailbox, "SETTLED_S", 0.3)
+
+
+def asked(folder, said):
+    """Another desk's view of one request: its answer file, and the thread that waits for it."""
+    model, got = MailboxModel(folder, say=said.append, poll_s=0.01), []
+    thread = threading.Thread(target=lambda: got.append(model.ask(REQUEST)), daemon=True)
+    thread.start()
+    until(lambda: said)
+    return folder / "turn0001.02-writer.answer.md", thread, got
+
+
+def until(condition):
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
+def test_an_answer_without_its_last_line_is_named_once_for_every_version_of_it(tmp_path, hasty):
+    said = []
+    answer, thread, got = asked(tmp_path / "m", said)
+    answer.write_text("a first attempt")
+    until(lambda: len(said) == 2)
+    time.sleep(1)
+    assert said[1:] == [f"{answer} has no line {END} at its end, the sign that it is finished; still waiting"]
+    for number in range(20):  # still being written: nothing to say
+        answer.write_text("more and more" * number)
+        time.sleep(0.05)
+    assert len(said) == 2
+    until(lambda: len(said) == 3)
+    answer.write_text(page(FINISH))
+    thread.join(20)
+    assert got[0].content[-1]["name"] == "finish" and len(said) == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: path.mkdir(), "cannot be read: it is a folder, wanted a regular file"),
+        (os.mkfifo, "cannot be read: it is a pipe, wanted a regular file"),
+        (lambda path: path.symlink_to("nowhere"), "cannot be read: No such file or directory"),
+        (lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), 1 << 40), "has more than 16 MiB"),
+    ],
+)
+def test_what_is_no_answer_file_is_named_and_waited_out(tmp_path, hasty, make, words):
+    said = []
+    answer, thread, got = asked(tmp_path / "m", said)
+    make(answer)
+    until(lambda: len(said) == 2)
+    assert said[1].startswith(f"{answer} {words}") and not got
+    assert waiting(tmp_path / "m")
+    answer.rename(tmp_path / "away")
+    answer.write_text(page(FINISH))
+    thread.join(20)
+    assert got[0].content[-1]["name"] == "finish" and len(said) == 2
+
+
 def judged_elsewhere(path, stop, spoil):
     """The other machine: judges what waits; the first verdict of every attempt is spoiled."""
     seen = set()
@@ -209,9 +270,10 @@ def judged_elsewhere(path, stop, spoil):
         ({"evaluator_sha256": "f" * 64}, "evaluator_sha256 is ffff"),
         ({"task": "another"}, "task is another, wanted toy"),
         ({"full_score": None}, "does not cover all workloads; evaluate with --full"),
+        ({"gpu_seconds": "two"}, "gpu_seconds is a field of the wrong type: 'two', not a number"),
     ],
 )
-def test_verdicts_come_from_another_machine_and_wrong_ones_are_refused(tmp_path, spoil, reason):
+def test_verdicts_come_from_another_machine_and_wrong_ones_are_refused(tmp_path, hasty, spoil, reason):
     path, said, stop = tmp_path / "r", [], threading.Event()
     other = threading.Thread(target=judged_elsewhere, args=(path, stop, spoil), daemon=True)
     other.start()
@@ -240,6 +302,17 @@ def test_a_verdict_that_is_still_being_copied_is_waited_for(tmp_path):
     assert said == [
         f"waiting for {attempt}/verdict.json; make it with: python -m evoteam evaluate {attempt} --task toy --full"
     ]
+
+
+def test_a_verdict_that_is_no_file_is_set_aside(tmp_path, hasty):
+    attempt, said = tmp_path / "a0001", []
+    (attempt / "verdict.json").mkdir(parents=True)
+    (attempt / "kernel.py").write_text(candidate(2.0))
+    whole = json.dumps(ToyJudge().evaluate(attempt / "kernel.py", attempt, best=0.0).to_json())
+    judge = MailboxJudge("toy", {"task_sha256": "0" * 64, "evaluator_sha256": "1" * 64}, say=said.append, poll_s=0.01)
+    threading.Timer(1.0, (attempt / "verdict.json").write_text, [whole]).start()
+    assert judge.evaluate(attempt / "kernel.py", attempt, best=0.0).score == 2.0
+    assert "it is a folder, wanted a regular file; it is kept as verdict.refused-1.json, still waiting" in said[0]
 
 
 def test_the_configuration_says_where_verdicts_come_from():

@@ -1,5 +1,6 @@
 """Replays: every decision again, quickly, and a difference is found."""
 
+import dataclasses
 import json
 import statistics
 import subprocess
@@ -90,6 +91,42 @@ def test_a_difference_is_shown_where_it_begins(tmp_path):
     outcome = replay.replay(path, tmp_path / "again")
     assert not outcome.equal
     assert "then event" in outcome.text and "id a0099" in outcome.text and "id a0002" in outcome.text
+
+
+class Slower(ToyJudge):
+    """The evaluator of a machine on which everything is half as fast, for a replay that measures anew."""
+
+    def __init__(self, task, *, unsafe):
+        super().__init__()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def evaluate(self, source, attempt_dir, *, best):
+        verdict = super().evaluate(source, attempt_dir, best=best)
+        return verdict if verdict.failure else dataclasses.replace(verdict, score=verdict.score / 2)
+
+
+def test_a_replay_says_what_was_repeated_and_what_was_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(replay, "LocalJudge", Slower)
+    turns = [[write(1.0), FINISH], [write(2.0, wrong=True), FINISH], [write(4.0), FINISH]]
+    run(tmp_path / "r", ScriptedModel({"engineer": turns}))
+    text = replay.replay(tmp_path / "r", tmp_path / "again").text.splitlines()
+    assert text[0].endswith("decisions are the recorded ones; best score 4.000")
+    assert text[1:] == ["repeated: 3 recorded answers, 3 recorded verdicts; no model was asked, nothing measured"]
+    outcome = replay.replay(tmp_path / "r", tmp_path / "anew", remeasure=True)
+    assert outcome.equal and outcome.text.splitlines() == [
+        "repeated: 3 recorded answers; no model was asked",
+        "measured anew: 3 candidates, evaluated on this machine",
+        "- a0001: recorded 1.000x, now 0.500x",
+        "- a0002: recorded wrong-answer, now wrong-answer",
+        "- a0003: recorded 4.000x, now 2.000x",
+        "- best: recorded a0003 with 4.000x, now a0003 with 2.000x",
+        f"decided: {outcome.same} of {outcome.same} decisions are the recorded ones, whatever was measured",
+    ]
 
 
 LIGHT = """

@@ -127,7 +127,11 @@ def test_an_event_whose_line_only_lacks_its_end_is_whole(tmp_path):
         (lambda lines: [*lines[:5], b"\x00" * 40 + b"\n", *lines[6:]], 6, "it is not JSON"),
         (lambda lines: [*lines[:5], b"{}\n", *lines[6:]], 6, "it is no event"),
         (lambda lines: [*lines[:5], b"[" * 9_000 + b"\n", *lines[6:]], 6, "it is not JSON"),
-        (lambda lines: [*lines[:5], lines[5].replace(b'"t":"2', b'"t":"3'), *lines[6:]], 6, "its checksum does not fit"),
+        (
+            lambda lines: [*lines[:5], lines[5].replace(b'"t":"2', b'"t":"3'), *lines[6:]],
+            6,
+            "its checksum does not fit",
+        ),
         (lambda lines: [*lines[:5], lines[5][: lines[5].index(b',"crc"')] + b"}\n", *lines[6:]], 6, "no checksum"),
         (lambda lines: lines[1:], 1, "it is event 1, wanted is event 0"),
         (lambda lines: [line_of({"seq": 0, "t": "", "kind": "team"}), *lines[1:]], 1, "it is 'team'; a journal begins"),
@@ -291,7 +295,8 @@ def test_ten_thousand_attempts_open_in_two_seconds(tmp_path):
         team = single_agent().model_dump(mode="json")
         start = [{"kind": "run", "schema": SCHEMA, "config": settings()}, {"kind": "team", "team": team}]
         named = [
-            event | {"attempt": {"id": f"a{number:05d}"}, "verdict": {"attempt": f"a{number:05d}"}}.get(event["kind"], {})
+            event
+            | {"attempt": {"id": f"a{number:05d}"}, "verdict": {"attempt": f"a{number:05d}"}}.get(event["kind"], {})
             for number in range(10_000)
             for event in cycle
         ]

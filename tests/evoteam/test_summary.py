@@ -5,8 +5,10 @@ import json
 import pytest
 
 from evoteam.budget import Usage, rates
+from evoteam.digest import count
+from evoteam.llm import ScriptedModel
 from evoteam.memory import SharedFolder
-from evoteam.summary import status_text, summarise
+from evoteam.summary import status_text, summarise, teams_text
 from tests.evoteam.test_search import evolving_script, revise
 from tests.evoteam.toy import events, run, settings
 
@@ -57,3 +59,13 @@ def test_a_run_that_has_just_begun_has_a_summary_and_a_status(tmp_path):
         pass
     assert summarise(tmp_path / "r")["best"] is None
     assert "nothing valid yet" in status_text(SharedFolder.read(tmp_path / "r"))
+
+
+def test_one_team_of_a_run_that_has_just_begun_is_told_in_words_that_agree(tmp_path):
+    state = run(tmp_path / "r", ScriptedModel({"engineer": []})).state
+    text = teams_text(state)
+    assert text.startswith("t0001, the first team\n  role     engineer: ") and "  order    engineer\n" in text
+    assert text.endswith(
+        "worked   1 round (1), 0 tokens\n  attempts 0, 0 valid\n  best     nothing valid before, nothing valid after"
+    )
+    assert count(1, "round") == "1 round" and count(2_000, "round") == "2,000 rounds"
