@@ -59,6 +59,7 @@ with --strict, 3 if a claim could not be judged here; else 0."""
     help="With --live: input-equivalent tokens of each arm.",
 )
 @click.option("--task", help="With --live: what to optimize, such as mla-paged-decode-cpu.")
+@click.option("--agent", metavar="NAME|FILE", help="With --live: command line that writes, as in `evoteam run`.")
 @click.option("--strict", is_flag=True, help="Exit 3 if a claim could not be judged here.")
 @click.option("--quiet", is_flag=True, help="Print one line a claim, nothing else.")
 @click.option("--list", "list_only", is_flag=True, help="List the claims and exit.")
@@ -143,13 +144,12 @@ def _folder(name):
     return Path(name)
 
 
-def _live(mode, out, live, model, budget_tokens, task):
+def _live(mode, out, live, model, budget_tokens, task, agent):
     """The checked options of a live run, None without `--live`."""
     from evoteam.reporting.arms import ARMS, Live
 
-    given = [
-        name for name, value in (("--model", model), ("--budget-tokens", budget_tokens), ("--task", task)) if value
-    ]
+    options = {"--model": model, "--budget-tokens": budget_tokens, "--task": task, "--agent": agent}
+    given = [name for name, value in options.items() if value]
     if not live:
         if given:
             raise click.UsageError(f"{' and '.join(given)} can be given only with --live")
@@ -158,7 +158,9 @@ def _live(mode, out, live, model, budget_tokens, task):
         raise click.UsageError(f"--live needs --mode {' or '.join(ARMS)}, and it is {mode}")
     if not model or not task or not budget_tokens or not math.isfinite(budget_tokens):
         raise click.UsageError("--live needs --model NAME (or mailbox), --budget-tokens N and --task NAME")
-    return Live(model, budget_tokens, task, out / "runs")
+    if agent == "codex" and mode != "fixed-team":
+        raise click.UsageError("--agent codex makes the row of one Codex agent, which stands in --mode fixed-team")
+    return Live(model, budget_tokens, task, out / "runs", agent or "")
 
 
 def _views(full):

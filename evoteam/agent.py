@@ -1,4 +1,5 @@
-"""One turn: the model is asked, its tool calls are answered, until the turn is over.
+"""One turn: the model is asked, its tool calls are answered, until the turn is over. (A coding agent's command line has
+turns of its own kind: sessions/turn.py.)
 
 Where the turn stands is read from the journal before every step, so an interrupted turn goes on at the same place.
 """
@@ -22,19 +23,19 @@ NUDGES = 2
 class TurnLimits:
     """What one turn may use. `refusals`: tool calls refused before the turn is given up, None for no such limit."""
 
-    calls: int
+    calls: float
     tokens: float
     evaluations: int = 0
     refusals: int | None = None
 
 
-def open_turn(folder: SharedFolder, talk: Talk, system: str, message: str) -> None:
-    """Write down a turn and its prompt; `take_turn` carries it out."""
+def open_turn(folder: SharedFolder, talk: Talk, system: str, message: str, agent: str = "") -> None:
+    """Write down a turn and its prompt; `take_turn` carries it out, or a session of `agent`."""
     text = system + BREAK + message
     folder.store_file(f"turns/{talk.turn}.md", text)
     folder.append(
         "turn", turn=talk.turn, role=talk.role, team=talk.team, stage=talk.stage, snapshot=talk.snapshot,
-        round=folder.state.round, prompt_sha256=sha256(text),
+        round=folder.state.round, prompt_sha256=sha256(text), **({"agent": agent} if agent else {}),
     )  # fmt: skip
 
 
@@ -46,7 +47,7 @@ def take_turn(folder: SharedFolder, model: Model, toolbox: Toolbox, limits: Turn
     try:
         while not (reason := _over(talk, limits)):
             if talk.pending:
-                _answer(folder, toolbox, limits)
+                answer(folder, toolbox, limits)
             elif talk.silent:
                 folder.append("nudge", text=(PROMPTS / "nudge.md").read_text("utf-8").strip())
             else:
@@ -69,7 +70,8 @@ def _over(talk: Talk, limits: TurnLimits) -> str:
     return "tokens" if talk.tokens >= limits.tokens else ""
 
 
-def _answer(folder: SharedFolder, toolbox: Toolbox, limits: TurnLimits) -> None:
+def answer(folder: SharedFolder, toolbox: Toolbox, limits: TurnLimits) -> tuple[str, bool]:
+    """Answer the first call that waits; the text, and whether it was refused."""
     talk, call = toolbox.talk, toolbox.talk.pending[0]
     try:
         result, refused = toolbox.run(call), False
@@ -78,10 +80,11 @@ def _answer(folder: SharedFolder, toolbox: Toolbox, limits: TurnLimits) -> None:
     text = result.text + (f"\n\n{_left(folder, talk, limits)}" if len(talk.pending) == 1 else "")
     ending = ({"ends": result.ends} if result.ends else {}) | ({"result": result.value} if result.value else {})
     folder.append("tool", key=call.key, name=call.name, error=refused, text=text, **ending)
+    return text, refused
 
 
 def _left(folder: SharedFolder, talk: Talk, limits: TurnLimits) -> str:
-    parts = [f"{limits.calls - talk.calls} calls"]
+    parts = [f"{limits.calls - talk.calls} calls"] if math.isfinite(limits.calls) else []
     if limits.evaluations:
         parts.append(f"{limits.evaluations - talk.evaluations} evaluations")
     if math.isfinite(limits.tokens):

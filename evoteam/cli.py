@@ -55,6 +55,12 @@ def main() -> None:
     help="The team, and whether it may be revised.",
 )
 @click.option("--model", help="A model's name, `mailbox`, or `scripted:FILE`.")
+@click.option(
+    "--agent",
+    metavar="NAME|FILE",
+    help="Command line that sits in every role that writes candidates: claude-code, codex, or a file that describes one. "
+    "[default: the tool loop]",
+)
 @click.option("--budget-tokens", type=float, help="Ceiling in input-equivalent tokens.")
 @click.option("--budget-dollars", type=float, help="Ceiling in dollars; needs a model with a known price.")
 @click.option(
@@ -78,9 +84,10 @@ def run(folder: Path, resume: bool, unsafe: bool, base_url: str | None, no_strea
 
     with _clear_errors(folder, resume):
         config = SharedFolder.read(folder).state.config if resume else _configuration(**chosen)
-        task, model = _task(config["task"]), _model(config["model"], folder, base_url, not no_stream)
+        task, sessions = _task(config["task"]), _sessions(config, base_url, unsafe)
+        model = _model(config, folder, base_url, not no_stream)
         with SharedFolder.open(folder, None if resume else config) as shared, _judge(config, unsafe) as judge:
-            Search(shared, model, judge, task, say=click.echo).run()
+            Search(shared, model, judge, task, say=click.echo, sessions=sessions).run()
             click.echo(_ending(shared.state))
 
 
@@ -99,10 +106,12 @@ def _configuration(
     if missing:
         raise click.UsageError(f"a new run needs {' and '.join(missing)}; --resume goes on with the one in --folder")
     _task(task)
+    if rest["agent"] and (model == "mailbox" or model.startswith("scripted:")):
+        raise click.UsageError(f"--agent needs the name of the model that its command line asks; --model is {model}")
     try:
         return configuration(
             task=task, arm=arm, model=model, budget=Budget(budget_tokens, budget_dollars), effort=rest["effort"] or "",
-            evaluate_by=rest["evaluate_by"],
+            evaluate_by=rest["evaluate_by"], agent=_agent(rest["agent"]),
         )  # fmt: skip
     except BudgetError as error:
         raise click.UsageError(str(error)) from None
@@ -117,15 +126,40 @@ def _task(name: str) -> Any:
         raise click.UsageError(str(error)) from None
 
 
-def _model(name: str, folder: Path, base_url: str | None, stream: bool) -> Any:
+def _agent(name: str | None) -> dict | None:
+    from evoteam.sessions.agents import AgentError, load
+
+    try:
+        return load(name).with_version().model_dump(mode="json") if name else None
+    except AgentError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _sessions(config: dict, base_url: str | None, unsafe: bool) -> Any:
+    if "agent" not in config:
+        return None
+    from evoteam.judging.sandbox import SandboxError
+    from evoteam.sessions.agents import Agent, AgentError
+    from evoteam.sessions.live import LiveSessions
+
+    try:
+        return LiveSessions(Agent.model_validate(config["agent"]), config["model"], base_url=base_url, unsafe=unsafe)
+    except (AgentError, SandboxError) as error:
+        raise Stopped(str(error)) from None
+
+
+def _model(config: dict, folder: Path, base_url: str | None, stream: bool) -> Any:
+    name = config["model"]
     if name == "mailbox":
         from evoteam.mailbox import MailboxModel
 
         return MailboxModel(folder / "mailbox", say=click.echo)
-    if name.startswith("scripted:"):
-        from evoteam.llm import ScriptedModel
+    from evoteam.llm import ScriptedModel
 
+    if name.startswith("scripted:"):
         return ScriptedModel.load(Path(name.removeprefix("scripted:")))
+    if "agent" in config and config["arm"] == "single":
+        return ScriptedModel({})  # its one role is sat by the agent; no other is ever asked
     from evoteam.anthropic_model import AnthropicModel
 
     return AnthropicModel(name, base_url=base_url, stream=stream)

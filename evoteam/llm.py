@@ -209,12 +209,14 @@ class ReplayModel:
     def __init__(self, journal: Path):
         self.replies: dict[str, list[dict]] = defaultdict(list)
         self.unpaid: set[str] = set()
-        self.name, role, calls, lost = "", "", 0, Usage()
+        self.name, role, calls, lost, session = "", "", 0, Usage(), False
         for event in read_events(journal):
             if event["kind"] == "run":
                 self.name = event["config"]["model"]
             elif event["kind"] == "turn":
-                role, calls = event["role"], 0
+                role, calls, session = event["role"], 0, "agent" in event
+            elif session:
+                continue
             elif event["kind"] == "turn_end" and event["reason"] == "budget":
                 self.unpaid.add(call_key(event["turn"], calls + 1))
             elif event["kind"] in ("provider", "resume"):

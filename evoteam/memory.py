@@ -21,6 +21,7 @@ from evoteam.state import State
 MIN_FREE = 16 * 2**20  # bytes wanted on the disk before anything is paid for
 PAID = (
     "reply",
+    "spent",
     "verdict",
     "provider",
     "decision",

@@ -9,6 +9,7 @@ from evoteam.judges import LocalJudge, RecordedJudge
 from evoteam.llm import ReplayModel
 from evoteam.memory import SharedFolder
 from evoteam.search import Search
+from evoteam.sessions.turn import RecordedSessions
 from evoteam.state import State
 from kernels.tasks import load_task
 
@@ -39,12 +40,13 @@ def replay(recorded: Path, target: Path, *, remeasure: bool = False, unsafe: boo
     judge = LocalJudge(config["task"], unsafe=unsafe) if remeasure else RecordedJudge(recorded)
     with SharedFolder.open(target, config) as folder, judge:
         folder.durable = False
-        Search(folder, ReplayModel(journal), judge, load_task(config["task"]), say=lambda line: None).run()
+        task, sessions = load_task(config["task"]), RecordedSessions(journal)
+        Search(folder, ReplayModel(journal), judge, task, say=lambda line: None, sessions=sessions).run()
         after = folder.state
     then, now = _decisions(journal, remeasure), _decisions(target / JOURNAL, remeasure)
     same = next((i for i, (a, b) in enumerate(zip(then, now)) if a[1] != b[1]), min(len(then), len(now)))
     equal = same == len(then)
-    answers = count(after.answers.total(), "recorded answer")
+    answers = count(after.models.total(), "recorded answer")
     if remeasure:
         lines = [
             f"repeated: {answers}; no model was asked",

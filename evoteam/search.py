@@ -4,6 +4,7 @@ Each step begins with what the journal says, so going on after an interruption a
 """
 
 import json
+import math
 import os
 import platform
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from evoteam.agent import PROMPTS, TurnLimits, open_turn, take_turn
 from evoteam.budget import Budget, rates
 from evoteam.llm import Model, RecordingEnds
 from evoteam.memory import SharedFolder
+from evoteam.sessions.turn import Sessions, take_session
 from evoteam.signals import Thresholds, read_signals
 from evoteam.state import Talk
 from evoteam.team import SUPERVISOR, Role, Team, preset
@@ -26,12 +28,18 @@ from evoteam.views import view
 MAX_TOKENS = 16_000  # of one answer
 EVALUATION_TOKENS = 5_000  # an evaluation for every so many tokens of the budget, for every arm alike
 PACKAGES = ("anthropic", "pydantic", "torch", "triton")
+TOOL_LOOP = "Act by calling tools. Your turn ends with `finish`, or when its calls or tokens are used."
+SESSION = "Act in your folder, and reach the team by the commands that you are told."
 
 
 def configuration(
     *, task: str, arm: str, model: str, budget: Budget, effort: str = "", evaluate_by: str = "here",
+    agent: dict | None = None,
 ) -> dict:  # fmt: skip
-    """What stands in run.json and in the first event: everything that decides how a run goes."""
+    """What stands in run.json and in the first event: everything that decides how a run goes.
+
+    agent: the command line (see sessions/agents.py) that sits in every role that writes candidates.
+    """
     price = rates(model)
     budget.check(model, price)
     if budget.evaluations is None:
@@ -42,6 +50,7 @@ def configuration(
         "evaluate_by": evaluate_by, "budget": asdict(budget), "rates": asdict(price),
         "thresholds": asdict(Thresholds()), "versions": _versions(),
         "machine": {"system": platform.platform(), "python": platform.python_version(), "cpu_count": os.cpu_count()},
+        **({"agent": agent} if agent else {}),
     }  # fmt: skip
 
 
@@ -56,11 +65,14 @@ def _versions() -> dict[str, str]:
 
 
 class Search:
-    """A run on its folder. `say` is told what happens, one line at a time."""
+    """A run on its folder. `say` is told what happens, one line at a time. `sessions`: where the run has an agent."""
 
-    def __init__(self, folder: SharedFolder, model: Model, judge: Judge, task: Any, say: Callable[[str], None] = print):
+    def __init__(
+        self, folder: SharedFolder, model: Model, judge: Judge, task: Any, say: Callable[[str], None] = print,
+        sessions: Sessions | None = None,
+    ):  # fmt: skip
         self.folder, self.model, self.judge, self.task, self.say = folder, model, judge, task, say
-        self.state = folder.state
+        self.state, self.sessions = folder.state, sessions
 
     def run(self) -> str:
         """Go on until the run ends; the reason.
@@ -83,7 +95,8 @@ class Search:
             self._store_team(team, "")
             folder.append("team", team=team.model_dump(mode="json"), diagnosis="")
             return
-        lost = state.open_call if not self.model.repeatable else None
+        asked_again = self.model.repeatable and not (state.talk and self._agent_of(state.talk.role))
+        lost = None if asked_again else state.open_call
         folder.append("resume", torn=folder.torn, **({"lost": lost["key"], "usage": lost["reserved"]} if lost else {}))
         folder.publish_best()
 
@@ -108,22 +121,29 @@ class Search:
         snapshot = snapshot if known == stage >= 0 else self.state.seq
         return Talk(f"turn{len(self.state.turns) + 1:04d}", role, self.state.team.id, stage, snapshot)
 
+    def _agent_of(self, role: str) -> str:
+        """Name of the command line that sits in this role, "" for the tool loop: it sits where candidates are written."""
+        agent = self.state.config.get("agent")
+        return agent["name"] if agent and role != SUPERVISOR and self.state.team.role(role).writes else ""
+
     def _open_role_turn(self, stage: int, role: Role) -> None:
         talk, team = self._talk(role.name, stage), self.state.team
-        limits = self._limits(role)
-        message = _prompt("turn").substitute(
+        limits, agent = self._limits(role), self._agent_of(role.name)
+        message = _prompt("session" if agent else "turn").substitute(
             round=self.state.round, team=team.id, sections=view(self.folder, talk), calls=limits.calls,
             evaluations=limits.evaluations, tokens=f"{limits.tokens:,.0f}",
         )  # fmt: skip
         system = _prompt("role").substitute(
             role=role.name, title=self.task.title, definition=self.task.definition.strip(), mandate=role.mandate,
             team=_describe(team), techniques=", ".join(self.task.techniques),
+            acting=SESSION if agent else TOOL_LOOP,
         )  # fmt: skip
-        open_turn(self.folder, talk, system, message)
+        open_turn(self.folder, talk, system, message, agent)
 
     def _limits(self, role: Role) -> TurnLimits:
         limits = self.state.team.limits
-        return TurnLimits(limits.calls, self.state.team.turn_tokens(role.name), limits.evaluations * role.writes)
+        calls = math.inf if self._agent_of(role.name) else limits.calls
+        return TurnLimits(calls, self.state.team.turn_tokens(role.name), limits.evaluations * role.writes)
 
     def _take_turn(self, talk: Talk) -> None:
         state = self.state
@@ -132,8 +152,14 @@ class Search:
             take_turn(self.folder, self.model, tools, supervisor.LIMITS, state.config["effort"])
         else:
             role = state.team.role(talk.role)
-            tools = RoleTools(self.folder, talk, state.team, self.judge, self.task)
-            take_turn(self.folder, self.model, tools, self._limits(role), role.effort or state.config["effort"])
+            limits, effort = self._limits(role), role.effort or state.config["effort"]
+            session = bool(self._agent_of(role.name))
+            tools = RoleTools(self.folder, talk, state.team, self.judge, self.task, session)
+            if session:
+                steps = self.sessions.steps(self.folder, talk, limits, effort)
+                take_session(self.folder, steps, tools, limits)
+            else:
+                take_turn(self.folder, self.model, tools, limits, effort)
         turn = state.turns[-1]
         best = f"best {state.best_score:.3f} ({state.best.id})" if state.best else "nothing valid yet"
         self.say(

@@ -215,6 +215,19 @@ class State:
         if event["stop_reason"] in ("refusal", "model_context_window_exceeded"):
             talk.ends = event["stop_reason"]
 
+    def _on_spent(self, event: dict) -> None:
+        """A call that a coding agent's session made of its model."""
+        self.open_call = None
+        self._charge(Usage.of(event["usage"]))
+        self.talk.calls += 1
+        self.models[event["model"]] += 1
+
+    def _on_asked(self, event: dict) -> None:
+        """What a session asks of the run: a tool call outside any answer."""
+        block = {"type": "tool_use", "id": event["key"], "name": event["name"], "input": event["input"]}
+        self.talk.messages.append({"role": "assistant", "content": [block]})
+        self.talk.pending = [Call(event["key"], event["key"], event["name"], event["input"], event["fault"])]
+
     def _charge(self, usage: Usage) -> None:
         self.ledger.charge(usage, self.talk.role, self.talk.team)
         self.talk.tokens += self.ledger.price.tokens(usage)

@@ -21,6 +21,7 @@ def summarise(path: Path) -> dict:
             name: config.get(name)
             for name in ("task", "arm", "model", "effort", "evaluate_by", "machine", "versions", "thresholds", "note")
         },
+        "agent": _agent(config),
         "answered_by": dict(state.models),
         "started": state.started,
         "last_event": state.last_event,
@@ -50,6 +51,12 @@ def summarise(path: Path) -> dict:
         "provider_failures": len(state.providers),
         "torn_lines": folder.torn,
     }
+
+
+def _agent(config: dict) -> str:
+    """The command line that sat in the writing roles and its version, "" for the tool loop."""
+    agent = config.get("agent")
+    return f"{agent['name']} {agent['version']}".strip() if agent else ""
 
 
 def _spend(spend: Spend) -> dict:
@@ -159,7 +166,8 @@ def status_text(folder: SharedFolder) -> str:
     judged = state.judged
     left = f"{state.ledger.share_left:.0%} of the tightest ceiling left"
     lines = [
-        f"{config['task']}, arm {config['arm']}, model {config['model']}",
+        f"{config['task']}, arm {config['arm']}, model {config['model']}"
+        + (f", written by {_agent(config)}" if "agent" in config else ""),
         f"best       {best}",
         f"attempts   {len(judged)}, {sum(attempt.valid for attempt in judged)} valid",
         f"tokens     {total.tokens:,.0f} of {state.ledger.ceiling_tokens:,.0f}; {left}",

@@ -13,6 +13,10 @@ from evoteam.team import Team, TeamError, parse_team
 from evoteam.tools import TEXTS, Arguments, Read, Refused, Result, Toolbox, schema_of
 from evoteam.views import view
 
+SEATS = (
+    " Roles that write candidates are sessions of the coding agent {}: they have a shell and an editor of their own, no "
+    "limit of calls, and begin with some 10,000 tokens of instructions; the others work by tool calls."
+)
 LIMITS = TurnLimits(calls=6, tokens=float("inf"), refusals=3)
 
 
@@ -89,9 +93,11 @@ def brief(folder: SharedFolder, talk: Talk, signals: Signals) -> str:
     team = folder.state.team.model_dump(mode="json", exclude={"parent"}, exclude_none=True)
     present = json.dumps(team, ensure_ascii=False)
     stop = "open" if signals.may_stop else "not open now"
+    agent = folder.state.config.get("agent")
+    seats = SEATS.format(agent["name"]) if agent else ""
     parts = [
         f"## signals\n{signals.text()}",
-        f"## present team\n```json\n{present}\n```\nThe action 'stop' is {stop}.",
+        f"## present team\n```json\n{present}\n```\nThe action 'stop' is {stop}.{seats}",
         view(folder, talk),
     ]
     return "\n\n".join(parts)

@@ -66,6 +66,10 @@ class WriteKernel(Arguments):
     techniques: _Techniques = []
 
 
+class Evaluate(WriteKernel):
+    base: str = ""
+
+
 class Edit(Arguments):
     search: Annotated[str, Field(min_length=1, max_length=20_000)]
     replace: Annotated[str, Field(max_length=100_000)]
@@ -136,9 +140,12 @@ class Toolbox:
 
 
 class RoleTools(Toolbox):
-    """What a role of the team may do: the tools it was given, and ending its turn."""
+    """What a role of the team may do: the tools it was given, and ending its turn.
 
-    def __init__(self, folder: SharedFolder, talk: Talk, team: Team, judge: Judge, task: Any):
+    session: the role is a coding agent's command line, which edits by itself and hands in whole files.
+    """
+
+    def __init__(self, folder: SharedFolder, talk: Talk, team: Team, judge: Judge, task: Any, session: bool = False):
         super().__init__(folder, talk)
         self.judge, self.task, self.team = judge, task, team
         known = {
@@ -147,15 +154,24 @@ class RoleTools(Toolbox):
             "read": (Read, self.read),
             "note": (WriteNote, self.note),
         }
-        self.tools = {name: known[name] for name in team.role(talk.role).tools} | {"finish": (Finish, self.finish)}
+        role = team.role(talk.role)
+        if session:
+            known |= {"evaluate": (Evaluate, self.evaluate)}
+            given = [*(name for name in ("read", "note") if name in role.tools), *(["evaluate"] if role.writes else [])]
+        else:
+            known |= {"finish": (Finish, self.finish)}
+            given = [*role.tools, "finish"]
+        self.tools = {name: known[name] for name in given}
 
     def write_kernel(self, given: WriteKernel, call: Call) -> Result:
         return self._attempt(call, given.source, given.idea, given.techniques, "")
 
+    def evaluate(self, given: Evaluate, call: Call) -> Result:
+        base = self._base(given.base).id if given.base else ""
+        return self._attempt(call, given.source, given.idea, given.techniques, base)
+
     def edit_kernel(self, given: EditKernel, call: Call) -> Result:
-        base = self.folder.state.attempts.get(given.base)
-        if base is None or not visible(base, self.talk):
-            raise Refused(f"there is no attempt {given.base[:40]!r} that you can see; give an id such as a0003")
+        base = self._base(given.base)
         if refusal := may_read(f"attempts/{base.id}/kernel.py", self.folder.state, self.talk):
             raise Refused(refusal)
         source = self.folder.source(base.id)
@@ -165,6 +181,12 @@ class RoleTools(Toolbox):
             except EditError as error:
                 raise Refused(f"edit {number}: {error}") from None
         return self._attempt(call, source, given.idea, given.techniques, base.id)
+
+    def _base(self, name: str) -> Attempt:
+        base = self.folder.state.attempts.get(name)
+        if base is None or not visible(base, self.talk):
+            raise Refused(f"there is no attempt {name[:40]!r} that you can see; give an id such as a0003")
+        return base
 
     def note(self, given: WriteNote, call: Call) -> Result:
         state = self.folder.state

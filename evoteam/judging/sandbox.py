@@ -50,13 +50,17 @@ class Confinement:
     def record(self) -> dict[str, str]:
         return {"level": self.level, "tool": Path(self.tool).name, "version": self.version, "open": OPEN[self.level]}
 
-    def command(self, argv: list[str], scratch: Path, read: tuple[Path, ...] = (), cuda: bool = False) -> list[str]:
+    def command(
+        self, argv: list[str], scratch: Path, read: tuple[Path, ...] = (), cuda: bool = False,
+        write: tuple[Path, ...] = (), hide: tuple[Path, ...] = (),
+    ) -> list[str]:  # fmt: skip
         """`argv` as it is started at this level.
 
         scratch: an empty folder outside, used where the level has no /tmp of its own. read: what must be readable too.
+        write, hide (bubblewrap only): what is writable outside the scratch folder; folders that are shown empty.
         """
         if self.level == "bubblewrap":
-            return [self.tool, *_bwrap_options(read, cuda), *argv]
+            return [self.tool, *_bwrap_options(read, cuda, write, hide), *argv]
         launcher = [sys.executable, "-I", str(HERE / "confine.py"), self.level, str(scratch)]
         readable = [str(path) for path in (*_visible(cuda), *read)]
         if self.level == "unshare":
@@ -90,7 +94,7 @@ def _visible(cuda: bool) -> list[Path]:
     return [Path(path) for path in dict.fromkeys(paths) if path and path != "/" and os.path.exists(path)]
 
 
-def _bwrap_options(read: tuple[Path, ...], cuda: bool) -> list[str]:
+def _bwrap_options(read: tuple[Path, ...], cuda: bool, write: tuple[Path, ...], hide: tuple[Path, ...]) -> list[str]:
     options = [
         "--unshare-user",
         "--unshare-ipc",
@@ -106,8 +110,13 @@ def _bwrap_options(read: tuple[Path, ...], cuda: bool) -> list[str]:
             options += ["--symlink", os.readlink(path), str(path)]
         else:
             options += ["--ro-bind", str(path), str(path)]
+    for path in hide:
+        if any(path.is_relative_to(shown) for shown in _visible(cuda)):
+            options += ["--tmpfs", str(path)]
     for path in read:
         options += ["--ro-bind", str(path), str(path)]
+    for path in write:
+        options += ["--bind", str(path), str(path)]
     options += ["--proc", "/proc", "--dev", "/dev", "--size", str(SCRATCH_BYTES), "--tmpfs", "/dev/shm"]
     if cuda:
         for node in sorted(Path("/dev").glob("nvidia*")):

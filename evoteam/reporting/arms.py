@@ -25,16 +25,21 @@ if TYPE_CHECKING:
 
 ARMS = {"same-budget": ("evolving", "single"), "fixed-team": ("evolving", "fixed-four")}
 GPU_TASK, CPU_TASK = "mla-paged-decode", "mla-paged-decode-cpu"
+CODEX = "codex"
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What `--live` needs: run folders go under `folder`, one an arm."""
+    """What `--live` needs: run folders go under `folder`, one an arm. `agent`: the command line that writes, if any.
+
+    With `codex` there is one arm: the paper has a row of a single Codex agent and none of a team of them.
+    """
 
     model: str
     budget_tokens: float
     task: str
     folder: Path
+    agent: str = ""
 
 
 def judge(session: Session, live: Live | None = None) -> None:
@@ -42,11 +47,12 @@ def judge(session: Session, live: Live | None = None) -> None:
     modes = [mode for mode in ARMS if mode in session.modes]
     if not modes:
         return
-    wanted = tuple(dict.fromkeys(arm for mode in modes for arm in ARMS[mode]))
+    codex = live and live.agent == CODEX
+    wanted = (CODEX,) if codex else tuple(dict.fromkeys(arm for mode in modes for arm in ARMS[mode]))
     folders, stopped = _run_live(wanted, live) if live else (_recorded(wanted), "")
     from evoteam.summary import summarise
 
-    runs = {(s["task"], s["arm"]): (folder, s) for folder, s in ((folder, summarise(folder)) for folder in folders)}
+    runs = {(s["task"], _arm(s)): (folder, s) for folder, s in ((folder, summarise(folder)) for folder in folders)}
     for claim in session.of(ARMS):
         session.evidence[claim.id] = _evidence(session, claim, runs, live, stopped)
     for folder, summary in runs.values():
@@ -72,8 +78,9 @@ def _run_live(arms: Sequence[str], live: Live) -> tuple[list[Path], str]:
     folders = []
     for arm in arms:
         folder = live.folder / arm
-        command = ["run", "--task", live.task, "--arm", arm, "--model", live.model]
+        command = ["run", "--task", live.task, "--arm", "single" if arm == CODEX else arm, "--model", live.model]
         command += ["--budget-tokens", str(live.budget_tokens), "--folder", str(folder)]
+        command += ["--agent", live.agent] if live.agent else []
         try:
             with redirect_stdout(sys.stderr):
                 main(command, prog_name="python -m evoteam", standalone_mode=False)
@@ -93,8 +100,9 @@ def _evidence(session: Session, claim: Claim, runs: dict, live: Live | None, sto
                 claims.NOT_RUN,
                 reason=f"judged by runs on the GPU task only; its run on {elsewhere[0]} is a row of its own",
             )
-        if claim.arm == "codex":
-            return Evidence(claims.NOT_RUN, reason="no run of the Codex command line ships with this version")
+        if claim.arm == CODEX:
+            how = "--mode fixed-team --live --agent codex makes one"
+            return Evidence(claims.NOT_RUN, reason=f"no run of the Codex command line ships with this version; {how}")
         return Evidence(
             claims.NOT_RUN, reason=f"no run of the arm {claim.arm} ships with this version; --live makes one"
         )
@@ -132,6 +140,11 @@ def _measured_again(session: Session, claim: Claim, source: Path, device: "torch
     return claims.from_scope(claim, found, name)
 
 
+def _arm(summary: dict) -> str:
+    """The arm, where one Codex agent is an arm of its own."""
+    return CODEX if summary["arm"] == "single" and summary["agent"].startswith(CODEX) else summary["arm"]
+
+
 def _device(summary: dict) -> str:
     return next((name for name in summary["devices"] if name), "")
 
@@ -139,7 +152,9 @@ def _device(summary: dict) -> str:
 def _origin(summary: dict) -> str:
     answered = ", ".join(summary["answered_by"]) or "unstated"
     spent = f"{summary['spend']['tokens']:,.0f} input-equivalent tokens"
-    return f"{str(summary['started'])[:10]}, answered by {answered}, {spent}, {len(summary['attempts'])} attempts"
+    written = f", written by {summary['agent']}" if summary["agent"] else ""
+    who = f"answered by {answered}{written}"
+    return f"{str(summary['started'])[:10]}, {who}, {spent}, {len(summary['attempts'])} attempts"
 
 
 def _row(folder: Path, summary: dict, live: bool) -> dict:
@@ -151,7 +166,7 @@ def _row(folder: Path, summary: dict, live: bool) -> dict:
         with tempfile.TemporaryDirectory() as target:
             note += f"; replayed: {replay(folder, Path(target) / 'run').text.splitlines()[0]}"
     return {
-        "title": f"Arm {summary['arm']} on {summary['task']}",
+        "title": f"Arm {_arm(summary)} on {summary['task']}",
         "value": f"{best['full_score'] or best['score']:.3f}x" if best else "nothing valid",
         "device": _device(summary),
         "verdict": "measured" if live else claims.RECORDED,

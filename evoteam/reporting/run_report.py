@@ -109,6 +109,7 @@ def comparison(summaries: Sequence[dict]) -> View:
 def view(summary: dict) -> View:
     """One run: its best score, teams, roles, failures and budget."""
     spend, name = summary["spend"], label(summary)
+    written = f", written by {summary['agent']}" if summary["agent"] else ""
     judged = summary["attempts"]
     valid = sum(not attempt["failure"] for attempt in judged)
     ended = summary["ended"]["text"] if summary["ended"] else "The run has not ended."
@@ -134,7 +135,7 @@ def view(summary: dict) -> View:
     return View(
         section_id(summary),
         f"Arm {name} on {summary['task']}",
-        f"Model {summary['model']}, budget {_budget_text(summary['budget'])}. {ended}",
+        f"Model {summary['model']}{written}, budget {_budget_text(summary['budget'])}. {ended}",
         tiles,
         figures,
         [_lineage(team) for team in teams],

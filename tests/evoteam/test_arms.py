@@ -12,6 +12,9 @@ from evoteam.reporting.session import Session
 from evoteam.summary import summarise
 from kernels import measure, selection
 from kernels.workloads import load_workloads
+from tests.evoteam import responses_server
+from tests.evoteam.messages_server import MessagesServer, serve
+from tests.evoteam.sitting import MODEL, real, stand_in
 
 ROOT = Path(__file__).parents[2]
 EXPECTED = claims.load(ROOT / "expected_results.json")
@@ -168,6 +171,47 @@ def test_a_live_run_of_both_arms_from_a_script(repro, tmp_path):
     )
 
 
+def test_a_codex_run_is_an_arm_of_its_own(repro, tmp_path, monkeypatch):
+    real("codex")
+    write = f"cat > k.py <<'END'\n{KERNEL}END\npython -m evoteam evaluate k.py --idea plain"
+    options = ("--live", "--agent", "codex", "--model", "gpt-5-codex", "--budget-tokens", "30000")
+    options += ("--task", "mla-paged-decode-cpu", "--json", "--out", tmp_path / "out")
+    with responses_server.serve(responses_server.ResponsesServer([write])) as url:
+        monkeypatch.setenv("OPENAI_BASE_URL", url)
+        result = repro("--mode", "fixed-team", *options)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    (row,) = report["observations"]
+    assert row["title"] == "Arm codex on mla-paged-decode-cpu" and row["value"].endswith("x")
+    assert "written by codex codex-cli" in row["note"] and len(report["runs"]) == 1
+    reasons = {claim["id"]: claim["reason"] for claim in report["claims"]}
+    assert "its run on mla-paged-decode-cpu is a row of its own" in reasons["fixed-team-codex"]
+
+
+def test_both_arms_written_by_a_command_line(repro, tmp_path, monkeypatch):
+    code = f"open('k.py', 'w').write({KERNEL!r})\nrun('evaluate', 'k.py', '--idea', 'plain')"
+    agent = stand_in(tmp_path, code)
+    path = tmp_path / "program" / "agent.json"
+    options = (
+        "--live",
+        "--agent",
+        path,
+        "--model",
+        MODEL,
+        "--budget-tokens",
+        "12000",
+        "--task",
+        "mla-paged-decode-cpu",
+    )
+    with serve(MessagesServer([])) as url:
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", url)
+        result = repro("--mode", "same-budget", *options, "--json", "--out", tmp_path / "out")
+    assert result.returncode == 0, result.stderr
+    runs = {run["arm"]: run for run in json.loads(result.stdout)["runs"]}
+    assert runs.keys() == {"evolving", "single"} and {len(run["attempts"]) for run in runs.values()} == {1}
+    assert {run["agent"] for run in runs.values()} == {agent.name}
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -177,6 +221,23 @@ def test_a_live_run_of_both_arms_from_a_script(repro, tmp_path):
             "--live needs --model NAME (or mailbox), --budget-tokens N and --task NAME",
         ),
         (("--mode", "same-budget", "--model", "x"), "--model can be given only with --live"),
+        (("--mode", "same-budget", "--agent", "x"), "--agent can be given only with --live"),
+        (
+            (
+                "--mode",
+                "same-budget",
+                "--live",
+                "--model",
+                "x",
+                "--budget-tokens",
+                "1",
+                "--task",
+                "t",
+                "--agent",
+                "codex",
+            ),
+            "--agent codex makes the row of one Codex agent, which stands in --mode fixed-team",
+        ),
         (("--mode", "same-budget", "--live", "--model", "x", "--budget-tokens", "0"), "0.0 is not in the range x>0"),
     ],
 )
