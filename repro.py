@@ -3,17 +3,22 @@
 import json
 import math
 import secrets
+import signal
 from pathlib import Path
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while modules are loaded, Ctrl-C ends it without a traceback
 
 import click
 
-from evoteam.reporting import claims, record
+from evoteam.reporting import claims, process, record
 from evoteam.reporting.console import Terminal, claim_list
+from evoteam.reporting.expected import ClaimsError, load
 from evoteam.reporting.formats import finite
 
 EXPECTED = Path(__file__).with_name("expected_results.json")
 EXIT_STATUS = """\b
-Exit status: 2 for a wrong command; else 1 if a claim is not reproduced; else,
+Exit status: 2 for a wrong command, or where no report could be written; else 1 if a claim is not reproduced; else,
 with --strict, 3 if a claim could not be judged here; else 0."""
 
 
@@ -71,38 +76,23 @@ def main(context, mode, kernel, workloads, trace, out, json_only, seed, strict, 
     compiled for sm_90.
     """
     terminal = Terminal(quiet, json_only)
-    expected = _usage("expected_results.json", claims.load, claims.ClaimsError, EXPECTED)
+    expected = _usage("expected_results.json", load, ClaimsError, EXPECTED)
     chosen = tuple(claim for claim in expected.claims if mode in (claim.mode, "all"))
     if list_only:
         terminal.out.print(claim_list(chosen))
         return
     live = _live(mode, out, **live_options)
-    from evoteam.reporting import mla, parts, report
-    from evoteam.reporting.session import Session
-    from kernels import flashinfer_trace, selection
-
-    seed = secrets.randbits(32) if seed is None else seed
-    session = Session(
-        claims=chosen,
-        workloads=_usage("--workloads", selection.select_workloads, selection.SelectionError, workloads),
-        tables=trace and _usage("--trace", flashinfer_trace.load_page_tables, flashinfer_trace.TraceError, trace),
-        seed=seed,
-        terminal=terminal,
-        report=record.begin(record.command_line(), tuple(dict.fromkeys(claim.mode for claim in chosen)), seed),
-        kernel=None,
-    )
-    if set(session.modes) & set(mla.SCOPE_OF):
-        session.kernel = _usage("--kernel", selection.load_kernel, selection.KernelError, kernel)
-        session.report["kernel"] = session.kernel.to_json()
-    _usage("--out", record.prepare, record.RecordError, out)
-    terminal.note(f"report: {out}/report.json, {out}/report.html")
+    folder = out.absolute()  # a kernel may change the working directory
     try:
+        from evoteam.reporting import parts, report
+
+        session = _session(terminal, chosen, kernel, workloads, trace, seed)
+        _usage("--out", record.prepare, record.RecordError, folder)
+        terminal.note(f"report: {out}/report.json, {out}/report.html")
         parts.run(session, live)
     except KeyboardInterrupt:
         terminal.note("interrupted: no report was written")
-        context.exit(130)
-    except record.RecordError as error:
-        raise click.UsageError(f"shipped record: {error}") from error
+        context.exit(process.INTERRUPTED)
 
     judgements = [
         claims.judge(claim, session.evidence.get(claim.id, claims.Evidence(claims.NOT_RUN))) for claim in chosen
@@ -118,29 +108,51 @@ def main(context, mode, kernel, workloads, trace, out, json_only, seed, strict, 
             "summary": last_line,
         }
     )
-    text = json.dumps(full, indent=1, ensure_ascii=False)
-    unwritten = _write(out, text, report.render(full, _views(full)))
-    if json_only:
-        click.echo(text)
+    unwritten = [record.save(folder / "report.json", json.dumps(full, indent=1, ensure_ascii=False))]
+    terminal.json(full)
     terminal.verdicts(judgements, last_line)
-    if unwritten:
-        raise click.UsageError(unwritten)
+    unwritten.append(record.save(folder / "report.html", report.render(full, _views(full))))
+    if any(unwritten):
+        raise Unwritten("; ".join(filter(None, unwritten)))
     context.exit(claims.exit_status(judgements, strict))
 
 
-def _write(out, text, page):
-    """Write both files; why that failed, once the verdicts are printed, or an empty string."""
-    try:
-        record.write(out / "report.json", text)
-        record.write(out / "report.html", page)
-    except record.RecordError as error:
-        return str(error)
-    return ""
+class Unwritten(click.ClickException):
+    """A file of the report could not be written."""
+
+    exit_code = 2
+
+
+def _session(terminal, chosen, kernel, workloads, trace, seed):
+    """What the command line chose, checked and loaded."""
+    from evoteam.reporting import mla
+    from evoteam.reporting.session import Session
+    from kernels import flashinfer_trace, selection
+
+    process.reserve_stdout()
+    seed = secrets.randbits(32) if seed is None else seed
+    session = Session(
+        claims=chosen,
+        workloads=_usage("--workloads", selection.select_workloads, selection.SelectionError, workloads),
+        tables=trace and _usage("--trace", flashinfer_trace.load_page_tables, flashinfer_trace.TraceError, trace),
+        seed=seed,
+        terminal=terminal,
+        report=record.begin(record.command_line(), tuple(dict.fromkeys(claim.mode for claim in chosen)), seed),
+        kernel=None,
+    )
+    if set(session.modes) & set(mla.SCOPE_OF):
+        session.kernel = _usage("--kernel", selection.load_kernel, selection.KernelError, kernel)
+        session.report["kernel"] = session.kernel.to_json()
+    return session
 
 
 def _folder(name):
     if not name:
         raise click.BadParameter("is empty; give the folder to write to")
+    try:
+        Path(name).absolute()
+    except OSError as error:
+        raise click.BadParameter(f"the working directory cannot be read: {error.strerror}") from error
     return Path(name)
 
 
@@ -181,5 +193,16 @@ def _usage(name, call, error_type, *arguments):
         raise click.UsageError(f"{name}: {error}") from error
 
 
+def _status():
+    """Exit status of the command. What ends it otherwise, SystemExit of a kernel too, is passed on."""
+    try:
+        return main(prog_name="repro.py", standalone_mode=False) or 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        return process.INTERRUPTED
+
+
 if __name__ == "__main__":
-    main(prog_name="repro.py")
+    process.run(_status)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kernels.foreign import describe, one_line
 from kernels.workloads import FACTS, NUM_PAGES, load_workloads
 
 DEFINITION = FACTS["source"]["definition"]
@@ -29,15 +30,19 @@ def load_page_tables(folder: str | Path) -> dict[int, tuple[np.ndarray, np.ndarr
             try:
                 entry = json.loads(line)["workload"]
                 entries[entry["uuid"]] = entry["inputs"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise TraceError(f"{listing}:{number} is not a workload record ({error!r})") from None
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise TraceError(f"{listing}:{number} is not a workload record ({describe(error)})") from None
     return {workload.index: _page_table(root, listing, workload, entries) for workload in load_workloads()}
 
 
 def _find_listing(root: Path) -> Path:
-    if not root.is_dir():
+    try:
+        is_folder = root.is_dir()
+        found = sorted((root / "workloads").rglob(f"{DEFINITION}.jsonl")) if is_folder else []
+    except OSError as error:
+        raise TraceError(f"cannot read {one_line(str(root), 100)}: {error.strerror}") from None
+    if not is_folder:
         raise TraceError(f"{root} is not a folder; pass the root of a FlashInfer-Trace checkout")
-    found = sorted((root / "workloads").rglob(f"{DEFINITION}.jsonl"))
     if not found:
         raise TraceError(
             f"{root} holds no workloads/**/{DEFINITION}.jsonl; pass the root of a FlashInfer-Trace checkout"
@@ -66,8 +71,9 @@ def _page_table(root: Path, listing: Path, workload, entries: dict) -> tuple[np.
 def _read(path: Path) -> bytes:
     try:
         content = path.read_bytes()
-    except OSError as error:
-        raise TraceError(f"{path} cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise TraceError(f"{one_line(str(path))} cannot be read: {why}") from None
     if content.startswith(b"version https://git-lfs"):
         raise TraceError(f"{path} is a Git LFS pointer: run `git lfs pull` in the checkout")
     return content
@@ -85,5 +91,5 @@ def _read_tensor(path: Path, key: str) -> np.ndarray:
         if len(data) != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"{len(data)} bytes of data for {entry['dtype']} {shape}")
         return np.frombuffer(data, dtype)
-    except (ValueError, KeyError, TypeError) as error:
-        raise TraceError(f"{path} holds no integer tensor {key!r} ({error!r})") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise TraceError(f"{path} holds no integer tensor {key!r} ({describe(error)})") from None

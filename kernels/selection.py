@@ -1,5 +1,6 @@
 """What a user picks: a kernel to judge (one that ships here, or `path.py:function`) and the workloads for it."""
 
+import ast
 import hashlib
 import importlib
 import importlib.util
@@ -8,7 +9,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
+from kernels import foreign
 from kernels.workloads import FEEDBACK, Workload, load_workloads
 
 FOLDER = Path(__file__).parent
@@ -18,6 +21,7 @@ SHIPPED = {
     "mla_paged_decode": ("mla_paged_decode", ("mla_paged_decode*.py", "mla_paged_decode*.cu")),
     "mla_paged_decode_triton": ("mla_paged_decode_triton", ("mla_paged_decode_triton.py",)),
 }
+SHOWN = 100  # of what the user gave, in a message
 ARGUMENTS = ("q_nope", "q_pe", "ckv_cache", "kpe_cache", "kv_indptr", "kv_indices", "sm_scale")
 
 
@@ -51,15 +55,30 @@ def load_kernel(spec: str) -> Kernel:
         return Kernel(spec, getattr(importlib.import_module(f"kernels.{SHIPPED[spec][0]}"), spec), shipped_sha256(spec))
     path_text, colon, function = spec.rpartition(":")
     if not colon or not path_text.endswith(".py") or not function:
-        raise KernelError(f"{spec!r} is neither a kernel that ships here ({', '.join(SHIPPED)}) nor path.py:function")
-    path = Path(path_text)
-    if not path.is_file():
-        raise KernelError(f"{path} does not exist or is not a file")
-    call = getattr(_import_file(path), function, None)
+        shown = foreign.one_line(spec, SHOWN)
+        raise KernelError(f"{shown!r} is neither a kernel that ships here ({', '.join(SHIPPED)}) nor path.py:function")
+    path, source, function = Path(path_text), _source(path_text), foreign.one_line(function, SHOWN)
+    try:
+        module = foreign.call(_import_file, path)
+    except foreign.Raised as error:
+        raise KernelError(f"{path} cannot be imported: {error}") from error
+    try:
+        call = foreign.call(getattr, module, function, None)
+    except foreign.Raised as error:
+        raise KernelError(f"{path} raised when asked for {function!r}: {error}") from error
     if not callable(call):
-        raise KernelError(f"{path} defines no function {function!r}; it defines {_functions(path)}")
+        raise KernelError(f"{path} defines no function {function!r}; it defines {_functions(source)}")
     _check_signature(spec, call)
-    return Kernel(spec, call, hashlib.sha256(path.read_bytes()).hexdigest())
+    return Kernel(spec, call, hashlib.sha256(source).hexdigest())
+
+
+def _source(path_text: str) -> bytes:
+    try:
+        if not Path(path_text).is_file():
+            raise KernelError(f"{foreign.one_line(path_text, SHOWN)} does not exist or is not a file")
+        return Path(path_text).read_bytes()
+    except OSError as error:
+        raise KernelError(f"cannot read {foreign.one_line(path_text, SHOWN)}: {error.strerror}") from error
 
 
 def shipped_sha256(name: str) -> str:
@@ -70,40 +89,42 @@ def shipped_sha256(name: str) -> str:
     return digest.hexdigest()
 
 
-def _import_file(path: Path):
+def _import_file(path: Path) -> ModuleType:
     name = f"judged_kernel_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
     module_spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(module_spec)
+    known = dict(sys.modules)
     sys.modules[name] = module  # dataclasses and triton.jit look their module up there
-    sys.path.insert(0, str(path.resolve().parent))
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
     try:
         module_spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # the user's own file: whatever it raises is the answer
-        raise KernelError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+        return module
     finally:
-        sys.path.pop(0)
-    return module
+        if folder in sys.path:
+            sys.path.remove(folder)
+        sys.modules.update(known)  # the file may have thrown out or replaced what everybody else still uses
 
 
-def _functions(path: Path) -> str:
-    names = [
-        line[4 : line.index("(")]
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if line.startswith("def ") and "(" in line
-    ]
-    return ", ".join(names) if names else "none"
+def _functions(source: bytes) -> str:
+    names = [node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    return foreign.one_line(", ".join(names)) if names else "none"
 
 
 def _check_signature(spec: str, call: Callable) -> None:
     try:
-        signature = inspect.signature(call)
-    except (TypeError, ValueError):
-        return  # some built-in callables do not tell; the first call will
+        signature = foreign.call(inspect.signature, call)
+    except foreign.Raised:
+        return  # some callables do not tell; the first call will
     try:
         signature.bind(*ARGUMENTS)
     except TypeError as error:
+        try:
+            shown = foreign.one_line(foreign.call(str, signature))
+        except foreign.Raised:
+            shown = "that cannot be shown"
         raise KernelError(
-            f"{spec} has signature {signature}, wanted the positional arguments {', '.join(ARGUMENTS)} ({error})"
+            f"{spec} has signature {shown}, wanted the positional arguments {', '.join(ARGUMENTS)} ({error})"
         ) from error
 
 
@@ -117,11 +138,13 @@ def select_workloads(spec: str) -> tuple[Workload, ...]:
         return tuple(workload for workload in everything if workload.index in FEEDBACK)
     by_family = spec.startswith("family:")
     texts = [text.strip() for text in spec.removeprefix("family:").split(",") if text.strip()]
+    shown = foreign.one_line(spec, SHOWN)
     if not all(text.isascii() and text.isdigit() for text in texts):
-        raise SelectionError(f"{spec!r} is not a choice of workloads; {wanted}")
-    numbers = {int(text) for text in texts}
-    found = tuple(w for w in everything if (w.family if by_family else w.index) in numbers)
-    unknown = numbers - {w.family if by_family else w.index for w in found}
-    if unknown or not found:
-        raise SelectionError(f"{spec!r} names {'no workload' if not numbers else sorted(unknown)}; {wanted}")
-    return found
+        raise SelectionError(f"{shown!r} is not a choice of workloads; {wanted}")
+    known = {str(w.family if by_family else w.index) for w in everything}
+    named = {text.lstrip("0") or "0" for text in texts}  # as text: int() refuses numbers of thousands of digits
+    unknown = sorted(named - known, key=lambda text: (len(text), text))
+    if unknown or not named:
+        what = f"[{foreign.one_line(', '.join(unknown), SHOWN)}]" if unknown else "no workload"
+        raise SelectionError(f"{shown!r} names {what}; {wanted}")
+    return tuple(w for w in everything if str(w.family if by_family else w.index) in named)

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from kernels import nvrtc
+from kernels import foreign, nvrtc
 from kernels.nvrtc import CompileError
 from kernels.selection import load_kernel
 from kernels.tasks import load_task
@@ -24,6 +24,7 @@ from kernels.workloads import Workload
 TIMEOUT_S = 75
 SEED = 7
 H200_MULTIPROCESSORS = 132
+LOG_TAIL = 1 << 16  # bytes of a kernel's output that are looked at
 MOST_REQUESTS = 64  # the interpreter takes minutes for the plan of a larger batch
 Progress = Callable[[int, int, str], object]
 Job = tuple[str, str, Callable[[], dict]]  # kernel, compiler, what compiles one variant
@@ -73,8 +74,10 @@ def _rows(path: Path) -> list[dict]:
 
 
 def _last_line(log: Path) -> str:
-    lines = log.read_bytes().decode("utf-8", "replace").strip().splitlines()
-    return lines[-1][:300] if lines else ""
+    with log.open("rb") as output:
+        output.seek(max(log.stat().st_size - LOG_TAIL, 0))
+        lines = output.read().decode("utf-8", "replace").strip().splitlines()
+    return foreign.one_line(lines[-1]) if lines else ""
 
 
 def _interpret_here(spec: str, rows_file: Path) -> None:
@@ -89,10 +92,12 @@ def _interpret_here(spec: str, rows_file: Path) -> None:
             inputs = task.make_inputs(case, SEED, torch.device("cpu"))
             row = {"name": _name(case), "reason": "", "error_ratio": None, "lse_error": None}
             try:
-                errors = task.compare(kernel.call(*inputs), task.reference(inputs))
+                errors = task.compare(foreign.call(kernel.call, *inputs), task.reference(inputs))
                 row |= {"reason": errors.reason, "error_ratio": errors.error_ratio, "lse_error": errors.lse_error}
-            except Exception as error:  # the judged kernel may raise anything; that is its result
-                row["reason"] = f"raised {type(error).__name__}: {_first_line(error)}"
+            except foreign.Raised as error:
+                row["reason"] = f"raised {error}"
+            except Exception as error:  # outputs that cannot even be compared
+                row["reason"] = f"gave outputs that cannot be compared: {foreign.describe(error)}"
             print(json.dumps(row | {"seconds": time.monotonic() - start}), file=rows, flush=True)
 
 
@@ -110,7 +115,7 @@ def compile_all(progress: Progress) -> list[dict]:
             rows.append(job())
         except (CompileError, ImportError, RuntimeError) as error:
             missing = dict.fromkeys(("registers", "spill_bytes", "shared_bytes"))
-            rows.append({"kernel": kernel, "variant": _first_line(error), "compiler": compiler} | missing)
+            rows.append({"kernel": kernel, "variant": foreign.one_line(str(error)), "compiler": compiler} | missing)
         progress(i + 1, len(jobs), f"{compiler}, {kernel}")
     return rows
 
@@ -146,10 +151,6 @@ def _triton_jobs(workloads: tuple[Workload, ...]) -> list[Job]:
 
     batches = (1, max(workload.batch for workload in workloads))
     return [("mla_paged_decode_triton.py", "Triton", partial(job, batch)) for batch in batches]
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from evoteam.budget import Budget
 from evoteam.judging.verdict import Verdict
 from evoteam.reporting import claims, record
 from evoteam.reporting.claims import Evidence
+from evoteam.reporting.expected import load
 from evoteam.search import configuration
 from evoteam.team import preset
 from kernels.workloads import load_workloads
@@ -96,7 +97,7 @@ def make_scope(scope="run", speedup=1.5, workloads=None):
 
 
 def make_report():
-    expected = claims.load(record.ROOT / "expected_results.json")
+    expected = load(record.ROOT / "expected_results.json")
     measurements = {"run": make_scope("run"), "step": make_scope("step", 3.0)}
     judgements = []
     for claim in expected.claims:
@@ -120,6 +121,7 @@ def make_report():
                 "device": "made-up GPU",
                 "verdict": "recorded",
                 "note": "made-up note",
+                "conditions": "made-up conditions",
             }
         ],
         "paper": expected.paper,

@@ -7,7 +7,7 @@ the best kernel of a recorded one again. Runs on other tasks get rows of their o
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from evoteam.reporting import claims, record
 from evoteam.reporting.claims import Claim, Evidence
 from evoteam.reporting.console import arms_table
 from evoteam.reporting.session import Session
+from kernels.foreign import describe
 
 if TYPE_CHECKING:
     import torch
@@ -49,10 +50,8 @@ def judge(session: Session, live: Live | None = None) -> None:
         return
     codex = live and live.agent == CODEX
     wanted = (CODEX,) if codex else tuple(dict.fromkeys(arm for mode in modes for arm in ARMS[mode]))
-    folders, stopped = _run_live(wanted, live) if live else (_recorded(wanted), "")
-    from evoteam.summary import summarise
-
-    runs = {(s["task"], _arm(s)): (folder, s) for folder, s in ((folder, summarise(folder)) for folder in folders)}
+    folders, stopped = _run_live(wanted, live) if live else (_recorded(wanted, session.terminal.note), "")
+    runs = {(s["task"], _arm(s)): (folder, s) for folder, s in _summaries(folders, session.terminal.note)}
     for claim in session.of(ARMS):
         session.evidence[claim.id] = _evidence(session, claim, runs, live, stopped)
     for folder, summary in runs.values():
@@ -62,12 +61,31 @@ def judge(session: Session, live: Live | None = None) -> None:
         session.terminal.show(arms_table(session.report["runs"], "live" if live else "recorded"))
 
 
-def _recorded(arms: Sequence[str], archive: Path = record.ROOT / "kernels" / "archive") -> list[Path]:
+def _recorded(
+    arms: Sequence[str], complain: Callable[[str], object], archive: Path = record.ROOT / "kernels" / "archive"
+) -> list[Path]:
     """Run folders that ship, those of `arms` only."""
     found = []
     for path in sorted(archive.rglob("run.json")):
-        if json.loads(path.read_text(encoding="utf-8"))["arm"] in arms:
-            found.append(path.parent)
+        try:
+            if json.loads(path.read_text(encoding="utf-8"))["arm"] in arms:
+                found.append(path.parent)
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+            complain(f"left out: {path} does not name an arm: {describe(error)}")
+    return found
+
+
+def _summaries(folders: Sequence[Path], complain: Callable[[str], object]) -> list[tuple[Path, dict]]:
+    """Every run folder with its summary; one that cannot be read is left out and named."""
+    from evoteam.memory import FolderError
+    from evoteam.summary import summarise
+
+    found = []
+    for folder in folders:
+        try:
+            found.append((folder, summarise(folder)))
+        except (FolderError, LookupError, TypeError, ValueError, AttributeError) as error:
+            complain(f"left out: {folder} cannot be read: {describe(error)}")
     return found
 
 
@@ -103,9 +121,7 @@ def _evidence(session: Session, claim: Claim, runs: dict, live: Live | None, sto
         if claim.arm == CODEX:
             how = "--mode fixed-team --live --agent codex makes one"
             return Evidence(claims.NOT_RUN, reason=f"no run of the Codex command line ships with this version; {how}")
-        return Evidence(
-            claims.NOT_RUN, reason=f"no run of the arm {claim.arm} ships with this version; --live makes one"
-        )
+        return Evidence(claims.NOT_RUN, reason="no run of this arm ships with this version; --live makes one")
     folder, summary = runs[claim.task, claim.arm]
     best = summary["best"]
     if live:
@@ -171,6 +187,7 @@ def _row(folder: Path, summary: dict, live: bool) -> dict:
         "device": _device(summary),
         "verdict": "measured" if live else claims.RECORDED,
         "note": note,
+        "conditions": "",
     }
 
 

@@ -22,7 +22,7 @@ DASHES = ("", "6 3", "2 3", "8 3 2 3", "1 2", "10 4")
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis. `ticks` are (value, text); without them round numbers are chosen."""
+    """One axis. `ticks` are (value, text); without them round numbers are chosen, of a `whole` axis integers."""
 
     label: str
     low: float
@@ -30,6 +30,7 @@ class Axis:
     log: bool = False
     ticks: tuple[tuple[float, str], ...] | None = None
     show: Callable[[float], str] = "{:g}".format
+    whole: bool = False
 
     def place(self, value: float) -> float:
         """Position of a value along the axis, 0 to 1."""
@@ -41,13 +42,20 @@ class Axis:
         """At most about `room` ticks inside the axis."""
         if self.ticks is not None:
             return list(self.ticks)
-        values = _log_ticks(self.low, self.high, room) if self.log else _linear_ticks(self.low, self.high, room)
+        values = (
+            _log_ticks(self.low, self.high, room)
+            if self.log
+            else _linear_ticks(self.low, self.high, room, 1 if self.whole else 0)
+        )
         return [(value, self.show(value)) for value in values]
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points that belong together. `color` picks a color of the style sheet (1..6); `whiskers` are (low, high) of y."""
+    """Points that belong together. `color` picks a color of the style sheet (1..6); `whiskers` are (low, high) of y.
+
+    Marks of a `hollow` series let those behind them be seen.
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -58,6 +66,11 @@ class Series:
     titles: Sequence[str] = ()
     whiskers: Sequence[tuple[float, float]] = ()
     step: bool = False
+    hollow: bool = False
+
+    @property
+    def look(self) -> str:
+        return f"mark c{self.color} hollow" if self.hollow else f"mark c{self.color}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +86,14 @@ class Guide:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart that can be drawn at any width. `events` are (x, text): vertical marks."""
+    """A chart that can be drawn at any width. `events` are (x, name, text): vertical marks, the text as a tooltip."""
 
     label: str
     x: Axis
     y: Axis
     series: Sequence[Series]
     guides: Sequence[Guide] = ()
-    events: Sequence[tuple[float, str]] = ()
+    events: Sequence[tuple[float, str, str]] = ()
     height: int = 300
 
     def svg(self, width: int) -> Markup:
@@ -107,7 +120,7 @@ class Bars:
 
     def svg(self, width: int) -> Markup:
         longest = max((sum(value for _, value in segments) for _, segments in self.rows), default=0) or 1
-        room, parts, y = width - 12, [], 0
+        room, parts, y = width, [], 0
         for label, segments in self.rows:
             total = f"{self.show(sum(value for _, value in segments))} {self.unit}"
             parts.append(_text(label, 0, y + 13, "name"))
@@ -116,10 +129,11 @@ class Bars:
             for kind, value in segments:
                 size = max(value / longest * room, 0)
                 title = _tag("title", escape(f"{label}, {kind}: {self.show(value)} {self.unit}"))
-                look = f"bar c{self.kinds.index(kind) + 1}"
-                parts.append(_tag("rect", title, x=x, y=y + 19, width=size, height=14, class_=look))
+                number = self.kinds.index(kind) + 1
+                parts += [_tag("rect", x=x, y=y + 19, width=size, height=14, class_=f"bar c{number}")]
+                parts += [_tag("rect", title, x=x, y=y + 19, width=size, height=14, class_=f"hatch h{number}")]
                 if size > 6.5 * len(kind) + 8:
-                    parts.append(_text(kind, x + 5, y + 30, "inside"))
+                    parts.append(_text(kind, x + 5, y + 30, f"inside c{number}"))
                 x += size
             y += 46
         return _svg(self.label, width, max(y, 1), parts)
@@ -185,8 +199,12 @@ class _Frame:
                 yield _text(guide.text, *place)
 
     def events(self) -> Iterable[Markup]:
-        for value, text in self.chart.events:
+        last = -math.inf
+        for value, name, text in self.chart.events:
             x = self.x(value)
+            if x - last > 7 * len(name):
+                last = x
+                yield _text(name, x + 7, TOP + 2, "event-name end" if x > self.right - 60 else "event-name")
             line = _tag("line", x1=x, x2=x, y1=TOP, y2=self.bottom)
             flag = _tag("path", d=f"M{x:.1f},{TOP}m-4,-6h8l-4,7z")
             yield _tag("g", _tag("title", escape(text)) + line + flag, class_="event")
@@ -202,7 +220,7 @@ class _Frame:
         if series.marker:
             for i, (x, y) in enumerate(places):
                 title = _tag("title", escape(series.titles[i])) if series.titles else Markup("")
-                yield _tag("path", title, d=_marker(series.marker, x, y), class_=f"mark {color}")
+                yield _tag("path", title, d=_marker(series.marker, x, y), class_=series.look)
 
 
 def fit(values: Iterable[float], *, log: bool = False, around: Iterable[float] = ()) -> tuple[float, float]:
@@ -225,8 +243,8 @@ def thin(points: Sequence[tuple[float, float]], most: int = 400) -> list[tuple[f
     return kept
 
 
-def _linear_ticks(low: float, high: float, room: int) -> list[float]:
-    raw = (high - low) / max(room, 1)
+def _linear_ticks(low: float, high: float, room: int, least: float = 0) -> list[float]:
+    raw = max((high - low) / max(room, 1), least)
     power = 10 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
     first = math.ceil(low / step - 1e-9)
@@ -261,13 +279,13 @@ def _key(series: Series) -> Markup:
     if series.line:
         parts += _tag("path", d="M0,7H26", class_=f"line {color}", stroke_dasharray=series.dash)
     if series.marker:
-        parts += _tag("path", d=_marker(series.marker, 13, 7), class_=f"mark {color}")
+        parts += _tag("path", d=_marker(series.marker, 13, 7), class_=series.look)
     return _tag("svg", parts, class_="key", width=26, height=14, aria_hidden="true")
 
 
 def _swatch(color: int) -> Markup:
-    square = _tag("rect", class_=f"bar c{color}", width=14, height=14)
-    return _tag("svg", square, class_="key", width=14, height=14, aria_hidden="true")
+    square, hatch = (_tag("rect", class_=look, width=14, height=14) for look in (f"bar c{color}", f"hatch h{color}"))
+    return _tag("svg", square + hatch, class_="key", width=14, height=14, aria_hidden="true")
 
 
 def _svg(label: str, width: int, height: int, parts: Iterable[Markup]) -> Markup:

@@ -1,15 +1,13 @@
 """Claims of the paper as data, and the rules by which a measurement judges them.
 
-A claim is one published figure (expected_results.json). `Evidence` is what this run, or its absence, says
-about it. `judge` makes a verdict of the two; nothing else does.
+A claim is one published figure (evoteam.reporting.expected reads them). `Evidence` is what this run, or its absence,
+says about it. `judge` makes a verdict of the two; nothing else does.
 """
 
-import json
 import math
 import re
 from collections import Counter
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass
 
 REPRODUCED, NOT_REPRODUCED, UNSTABLE = "reproduced", "not-reproduced", "unstable"
 RECORDED, NO_HARDWARE, NO_BASELINE = "recorded", "hardware-unavailable", "baseline-unavailable"
@@ -21,10 +19,6 @@ MODES = ("run-only", "extra-budget", "same-budget", "fixed-team", "kda-mi350x", 
 SCOPES = ("run", "step", "search", "kda")
 FIGURES = ("geomean", "wins", "worst", "score")
 ROUNDING = 1e-9  # decimal figures such as 1.21 - 0.005 have no exact binary value
-
-
-class ClaimsError(ValueError):
-    """expected_results.json cannot be used; the message names the place and what is wanted there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,83 +104,6 @@ class Judgement:
             "verdict": self.verdict,
             "reason": self.reason,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """The whole file: the claims with the paper, its sources and the caveats that hold for all of them."""
-
-    claims: tuple[Claim, ...]
-    paper: dict
-    sources: dict
-    caveats: tuple[str, ...] = field(default=())
-
-
-def load(path: Path) -> Expected:
-    """Read and check `expected_results.json`. Raises ClaimsError with every fault found, not only the first."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ClaimsError(f"cannot read {path}: {error.strerror}; it lies beside repro.py in a checkout") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ClaimsError(f"{path} is not JSON: {error}; restore it with `git checkout {path.name}`") from error
-    if not isinstance(data, dict) or data.get("schema") != 1 or not isinstance(data.get("claims"), list):
-        raise ClaimsError(f'{path}: wanted an object with "schema": 1 and a list "claims"')
-    sources = data.get("sources")
-    sources = sources if isinstance(sources, dict) else {}
-    faults: list[str] = []
-    claims = [_claim(row, f"claims[{i}]", sources, faults) for i, row in enumerate(data["claims"])]
-    ids = Counter(claim.id for claim in claims if claim)
-    faults += [f'id "{name}" is used {count} times' for name, count in ids.items() if count > 1]
-    if not claims:
-        faults.append("claims is empty")
-    if faults:
-        raise ClaimsError(f"{path}: " + "; ".join(faults))
-    return Expected(tuple(claims), data.get("paper", {}), sources, tuple(data.get("caveats", ())))
-
-
-def _claim(row: object, place: str, sources: dict, faults: list[str]) -> Claim | None:
-    if not isinstance(row, dict):
-        faults.append(f"{place} is {type(row).__name__}, wanted an object")
-        return None
-    names = Claim.__dataclass_fields__
-    place = f'{place} ("{row.get("id")}")'
-    before = len(faults)
-    faults += [f"{place} has unknown field {key}" for key in row if key not in names]
-    required = ("id", "mode", "title", "value", "unit", "judge", "scope", "conditions", "sources")
-    faults += [f"{place} lacks {key}" for key in required if key not in row]
-    if len(faults) > before:
-        return None
-    value = row["value"]
-    pair = isinstance(value, list) and len(value) == 2 and all(map(_number, value)) and value[0] <= value[1]
-    choices = {"mode": MODES, "scope": SCOPES, "judge": ("ratio", "range", "shown")}
-    faults += [
-        f"{place}: {key} is {row[key]!r}, wanted one of {', '.join(allowed)}"
-        for key, allowed in choices.items()
-        if row[key] not in allowed
-    ]
-    if not (pair if row["judge"] == "range" else _number(value)):
-        faults.append(
-            f"{place}: value is {value!r}, wanted " + ("[low, high]" if row["judge"] == "range" else "a number")
-        )
-    if row["judge"] != "shown" and row.get("figure") not in FIGURES:
-        faults.append(f"{place}: figure is {row.get('figure')!r}, wanted one of {', '.join(FIGURES)}")
-    if not _number(row.get("tolerance", 0)) or row.get("tolerance", 0) < 0:
-        faults.append(f"{place}: tolerance is {row['tolerance']!r}, wanted a number >= 0")
-    if not isinstance(row["sources"], list) or not row["sources"]:
-        faults.append(f'{place}: sources is {row["sources"]!r}, wanted a list of names under "sources"')
-    else:
-        faults += [
-            f"{place}: source {name!r} is not listed under sources" for name in row["sources"] if name not in sources
-        ]
-    if len(faults) > before:
-        return None
-    lists = {key: tuple(item) if isinstance(item, list) else item for key, item in row.items()}
-    return Claim(**lists)
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def judge(claim: Claim, evidence: Evidence) -> Judgement:

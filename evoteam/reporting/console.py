@@ -4,6 +4,7 @@ Results go to standard output, progress and notes to standard error. No control 
 terminal; NO_COLOR is respected (rich does both).
 """
 
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evoteam.reporting.claims import Claim, Judgement
-from evoteam.reporting.formats import number
+from evoteam.reporting.formats import WIDE, number, status
 
 WIDTH = 80
 PLAIN_SECONDS = 5.0  # a progress line into a pipe no more often than this
@@ -42,6 +43,11 @@ class Terminal:
         """Results that `--quiet` may leave out."""
         if not self.quiet and not self.json_only:
             self.out.print(*renderables)
+
+    def json(self, record: dict) -> None:
+        """The whole record, where it is all that standard output is for."""
+        if self.json_only:
+            self.out.file.write(json.dumps(record, indent=1) + "\n")
 
     def verdicts(self, judgements: list[Judgement], last_line: str) -> None:
         """One line a claim, the reasons indented below it, the greppable line last."""
@@ -131,9 +137,11 @@ def workload_table(record: dict) -> Table:
             number(row["bandwidth_share"], ".0%"),
             number(row["error_ratio"], ".0e"),
             number(row["spread"], ".0%"),
-            "" if row["status"] == "ok" else row["status"],
+            "" if row["status"] == "ok" else status(row["status"]),
             style={"wrong": "red", "unstable": "yellow"}.get(row["status"]),
         )
+    if any(row["status"] == "unstable" for row in record["rows"]):
+        table.caption, table.caption_justify, table.caption_style = WIDE, "left", ""
     return table
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from evoteam.reporting.charts import DASHES, Axis, Bars, Chart, Guide, Series, fit
 from evoteam.reporting.claims import ratio_bounds
-from evoteam.reporting.formats import number
+from evoteam.reporting.formats import number, status
 
 WIDE, NARROW = 920, 350  # CSS pixels: a desktop column, a phone of 390 with its margins
 BATCH_MARKERS = ("circle", "square", "triangle", "diamond")
@@ -49,7 +49,8 @@ def of_scope(name: str, record: dict) -> list[Figure]:
 def ratios(name: str, record: dict, rows: list[dict]) -> Figure:
     """Ratio of each workload, sorted by tokens, around the 1.0 line."""
     bounds = {row["index"]: ratio_bounds(row) for row in rows}
-    guides = [Guide(1.0, "1.0x: as fast as FlashInfer")]
+    below = record["scope"] != "step"  # there the paper's band stands below the line
+    guides = [Guide(1.0, "1.0x: as fast as FlashInfer", low=below)]
     if record["scope"] == "step":
         guides.insert(0, Guide(PAPER_SLOWER[0], "paper: its 11 slower workloads, 0.86-0.99x", high=PAPER_SLOWER[1]))
     low, high = fit((value for pair in bounds.values() for value in pair), log=True, around=(0.8, 1.25))
@@ -69,7 +70,7 @@ def ratios(name: str, record: dict, rows: list[dict]) -> Figure:
     table = [
         (str(r["index"]), str(r["batch"]), f"{r['tokens']:,}", number(r["ratio"], ".3f", "x"))
         + tuple(number(bound, ".3f", "x") for bound in bounds[r["index"]])
-        + (r["status"],)
+        + (status(r["status"]),)
         for r in rows
     ]
     note = "Above 1.0x ours is faster. A thin line spans what the middle 80% of both kernels' samples allow."
@@ -87,7 +88,7 @@ def latencies(name: str, record: dict, rows: list[dict]) -> Figure:
     chart = Chart(
         f"Time of ours and of FlashInfer against tokens, {record['scope']} scope",
         Axis("tokens in the batch (log)", *fit(tokens, log=True), log=True, show="{:,.0f}".format),
-        Axis("us (log)", low, high, log=True, show="{:,g}".format),
+        Axis(f"time of one {'step' if layers > 1 else 'call'}, us (log)", low, high, log=True, show="{:,g}".format),
         [
             Series("ours", _pairs(tokens, rows, "ours_us"), OURS, titles=_titles(rows, "ours_us")),
             Series(
@@ -96,6 +97,7 @@ def latencies(name: str, record: dict, rows: list[dict]) -> Figure:
                 BASELINE,
                 "square",
                 titles=_titles(rows, "baseline_us"),
+                hollow=True,
             ),
             Series("bytes at copy rate", visible, FLOOR, None, line=True, dash=DASHES[1]),
         ],
@@ -124,7 +126,7 @@ def latencies(name: str, record: dict, rows: list[dict]) -> Figure:
         for row, floor in zip(rows, floors, strict=True)
     ]
     rate = f"{record['copy_tb_s']:.2f} TB/s"
-    note = f"Median time in us. The dashed line is what the bytes alone need at this GPU's copy rate of {rate}."
+    note = f"Median time in us. The dashed line is what the bytes alone need at the GPU's copy rate of {rate}."
     note += f" A step is {layers} layers." if layers > 1 else ""
     return Figure(f"{name}-latency", "Time against tokens", note, chart, columns, table)
 
@@ -169,8 +171,12 @@ def errors(name: str, rows: list[dict]) -> Figure:
     low, high = fit([*(row["error_ratio"] for row in rows), *known], log=True)
     series = [Series("ours", _pairs(range(len(rows)), rows, "error_ratio"), OURS)]
     if len(known) == len(rows):
-        series.append(Series("FlashInfer", _pairs(range(len(rows)), rows, "baseline_error_ratio"), BASELINE, "square"))
-    axis = Axis("||out - ref|| / ||ref|| (log)", low, high, log=True, show="{:.1e}".format)
+        series.append(
+            Series(
+                "FlashInfer", _pairs(range(len(rows)), rows, "baseline_error_ratio"), BASELINE, "square", hollow=True
+            )
+        )
+    axis = Axis("error ratio, ||out - ref|| / ||ref|| (log)", low, high, log=True, show="{:.1e}".format)
     chart = Chart("Error against the fp64 reference by workload", _by_rank(rows), axis, series, height=240)
     columns = ("#", "tokens", "ours", "FlashInfer", "largest |out - ref|", "largest |lse - ref|")
     table = [
@@ -186,11 +192,13 @@ def spreads(name: str, rows: list[dict]) -> Figure:
     """(p90 - p10) / median of each row, the wider of both kernels."""
     points = [(i, row["spread"] * 100) for i, row in enumerate(rows)]
     axis = Axis("spread, %", *fit((y for _, y in points), around=(12,)))
-    guide = Guide(10, "10%: wider is retried, then `unstable`", dash=DASHES[1])
+    guide = Guide(10, "10%: a wider row is measured again, three times at most", dash=DASHES[1])
     chart = Chart(
         "Spread of the samples by workload", _by_rank(rows), axis, [Series("", points, OURS)], [guide], height=220
     )
-    table = [(str(row["index"]), f"{row['tokens']:,}", number(row["spread"], ".1%"), row["status"]) for row in rows]
+    table = [
+        (str(row["index"]), f"{row['tokens']:,}", number(row["spread"], ".1%"), status(row["status"])) for row in rows
+    ]
     note = "(p90 - p10) / median, the wider of ours and FlashInfer's."
     return Figure(f"{name}-spread", "Spread", note, chart, ("#", "tokens", "spread", "status"), table)
 

@@ -4,11 +4,17 @@ import math
 from typing import Any
 
 MISSING = "-"
+WIDE = "wide: the samples spread by more than 10% in each of three tries"
 
 
 def number(value: float | None, spec: str = ",.2f", unit: str = "") -> str:
     """`value` by a format spec, or a dash where there is none."""
     return MISSING if value is None or not math.isfinite(value) else f"{value:{spec}}{unit}"
+
+
+def status(row_status: str) -> str:
+    """A row's status in the reader's words; `unstable` is a verdict, so a row whose samples spread is `wide`."""
+    return {"unstable": "wide"}.get(row_status, row_status)
 
 
 def finite(data: Any) -> Any:

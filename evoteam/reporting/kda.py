@@ -35,17 +35,21 @@ def rows(found: dict) -> list[dict]:
     """KDA prefill on the GPU that was measured, against each baseline: never the claim's row."""
     now = "measurement" in found["evidence"]
     measured = found["evidence"]["measurement" if now else "record"]
-    conditions = " ".join(measured.get("conditions", ()))
     return [
         {
-            "title": f"KDA prefill on {measured['device']} against {baseline}",
-            "value": f"{summary['geomean']:.2f}x, geometric mean of {summary['n']} shapes",
+            "title": f"KDA prefill against {baseline}",
+            "value": f"{summary['geomean']:.2f}x, geometric mean of {summary['n']} {_shapes(summary['n'])}",
             "device": measured["device"],
             "verdict": "measured" if now else RECORDED,
-            "note": f"Worst: {summary['worst']['workload']} at {summary['worst']['ratio']:.2f}x. {conditions}".strip(),
+            "note": f"worst: {summary['worst']['workload']} at {summary['worst']['ratio']:.2f}x",
+            "conditions": " ".join(measured.get("conditions", ())),
         }
         for baseline, summary in measured["summary"].items()
     ]
+
+
+def _shapes(count: int) -> str:
+    return "shape" if count == 1 else "shapes"
 
 
 def view(found: dict) -> dict:

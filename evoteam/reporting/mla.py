@@ -15,6 +15,7 @@ from evoteam.reporting.console import (
     workload_table,
 )
 from evoteam.reporting.session import Session
+from kernels import foreign
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +92,7 @@ def _measure(session: Session, device: "torch.device") -> None:
 
 def _compare(session: Session) -> None:
     """Put this run's means beside those of the shipped record of the same kernel."""
-    found = record.shipped(session.kernel.spec)
+    found = record.shipped(session.kernel.spec, complain=session.terminal.note)
     rows = record.compare(session.report, found[1]) if found else []
     if rows:
         path, stored = found
@@ -117,13 +118,12 @@ def _one(session: Session, name: str, call: Callable) -> Evidence | None:
     except KernelFailed as error:
         return Evidence(value=0.0, device=device, reason=str(error))
     except (MeasurementError, torch.OutOfMemoryError) as error:
-        return Evidence(claims.NOT_RUN, device=device, reason=_first_line(error))
+        return Evidence(claims.NOT_RUN, device=device, reason=foreign.one_line(str(error)))
     except RuntimeError as error:
         if "CUDA error" not in str(error):
             raise
-        return Evidence(
-            value=0.0, device=device, reason=f"the GPU reported an error after the kernel ran: {_first_line(error)}"
-        )
+        reason = f"the GPU reported an error after the kernel ran: {foreign.one_line(str(error))}"
+        return Evidence(value=0.0, device=device, reason=reason)
     session.report["measurements"][name] = found
     if name in SCOPE_OF.values():
         session.terminal.show(workload_table(found))
@@ -145,19 +145,15 @@ def _named_errors(call: Callable) -> Callable:
     @functools.wraps(call)
     def wrapped(*arguments: Any, **keywords: Any) -> Any:
         try:
-            return call(*arguments, **keywords)
-        except Exception as error:
-            raise KernelFailed(f"the kernel raised {type(error).__name__}: {_first_line(error)}") from error
+            return foreign.call(call, *arguments, **keywords)
+        except foreign.Raised as error:
+            raise KernelFailed(f"the kernel raised {error}") from error
 
     return wrapped
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
-
-
 def _show_recorded(session: Session) -> None:
-    found = record.shipped(session.kernel.spec)
+    found = record.shipped(session.kernel.spec, complain=session.terminal.note)
     missing = "no GPU here, and no measurement of this kernel ships with this version"
     for claim in session.of(SCOPE_OF):
         session.evidence[claim.id] = Evidence(claims.NO_HARDWARE, reason=missing)
@@ -166,7 +162,8 @@ def _show_recorded(session: Session) -> None:
     path, stored = found
     name = str(path.relative_to(record.ROOT))
     session.report["recorded"] = {key: stored.get(key, "") for key in ("created", "note", "measurements")} | {
-        "path": name
+        "path": name,
+        "device": stored["device"]["name"],
     }
     changed = "" if stored["kernel"]["sha256"] == session.kernel.sha256 else ", an earlier version of the kernel"
     for claim in session.of(SCOPE_OF):

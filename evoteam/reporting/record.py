@@ -6,11 +6,16 @@ import platform
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 
+from kernels.foreign import describe, one_line
+
 SCHEMA = 1
+PROGRAM, RUNS_PROGRAM = "evoteam", "evoteam report"  # what repro.py and `python -m evoteam report` sign with
 ROOT = Path(__file__).parents[2]
 MEASUREMENTS = ROOT / "kernels" / "archive" / "measurements"
 PACKAGES = ("torch", "triton", "flashinfer-python", "cuda-bindings", "nvidia-cuda-nvrtc", "numpy")
@@ -24,7 +29,7 @@ def begin(command: list[str], modes: tuple[str, ...], seed: int) -> dict:
     """The head of a record: when, by which command, from which commit, on which host and versions."""
     return {
         "schema": SCHEMA,
-        "program": "evoteam",
+        "program": PROGRAM,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": command,
         "modes": list(modes),
@@ -75,18 +80,57 @@ def read(path: Path) -> dict:
         record = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"{path} is not JSON: {error}") from error
-    if not isinstance(record, dict) or record.get("program") != "evoteam" or record.get("schema") != SCHEMA:
+    if not isinstance(record, dict) or record.get("program") != PROGRAM or record.get("schema") != SCHEMA:
         raise RecordError(f"{path} is not a record of this program with schema {SCHEMA}")
     return record
 
 
-def shipped(kernel: str, folder: Path = MEASUREMENTS) -> tuple[Path, dict] | None:
-    """The newest shipped record of `kernel` measured on a GPU, with its path; None where there is none."""
-    records = [(path, read(path)) for path in sorted(folder.glob("*.json"))]
-    records = [(path, record) for path, record in records if record["device"] and record["kernel"]["name"] == kernel]
+def shipped(
+    kernel: str, folder: Path = MEASUREMENTS, complain: Callable[[str], object] | None = None
+) -> tuple[Path, dict] | None:
+    """The newest shipped record of `kernel` measured on a GPU, with its path; None where there is none.
+
+    A file that is no such record is left out, and `complain` is told which and why.
+    """
+    records = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            record = read(path)
+            _check_measured(path, record)
+        except RecordError as error:
+            if complain:
+                complain(f"left out: {error}")
+            continue
+        if record["kernel"]["name"] == kernel:
+            records.append((path, record))
     return max(records, key=lambda item: item[1]["created"], default=None)
+
+
+def _check_measured(path: Path, record: dict) -> None:
+    """Raises RecordError unless `record` can be shown and compared with."""
+    from evoteam.reporting import console, sections
+
+    kernel, device = (record.get(key) if isinstance(record.get(key), dict) else {} for key in ("kernel", "device"))
+    named = {
+        "created": record.get("created"),
+        "device.name": device.get("name"),
+        "kernel.name": kernel.get("name"),
+        "kernel.sha256": kernel.get("sha256"),
+    }
+    missing = [name for name, value in named.items() if not isinstance(value, str)]
+    if missing:
+        raise RecordError(f"{path} has no text under {', '.join(missing)}")
+    try:
+        for name, scope in record["measurements"].items():
+            if name in sections.MEASUREMENTS:
+                [(figure.wide, figure.narrow) for figure in sections.section(name, scope)["figures"]]
+            if "summary" in scope:
+                console.scope_summary(scope)
+                console.workload_table(scope)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise RecordError(f"{path} has measurements that cannot be shown: {describe(error)}") from error
 
 
 def compare(now: dict, then: dict) -> list[dict]:
@@ -100,27 +144,78 @@ def compare(now: dict, then: dict) -> list[dict]:
     return rows
 
 
-def prepare(out: Path) -> None:
-    """Make the folder of a report and prove that it can be written, before anything is measured. Raises RecordError."""
+def prepare(out: Path, program: str = PROGRAM) -> None:
+    """Make the folder of a report and prove that both of its files can be written and may be replaced.
+
+    Raises RecordError. This comes before anything is measured, so that nothing measured is lost.
+    """
+    elsewhere = "give another folder with --out"
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
             pass
     except OSError as error:
-        raise RecordError(f"cannot write to {out}: {error.strerror}; give another folder with --out") from error
+        raise RecordError(f"cannot write to {one_line(str(out), 100)}: {error.strerror}; {elsewhere}") from error
+    for name, ours in (("report.json", _is_report), ("report.html", _is_page)):
+        path = out / name
+        if not os.path.lexists(path):
+            continue
+        if not path.is_file():
+            raise RecordError(f"{path} is not a file, and the report goes there; move it, or {elsewhere}")
+        if not path.stat().st_mode & 0o222:
+            raise RecordError(f"{path} is read-only, and the report goes there; make it writable, or {elsewhere}")
+        if not ours(path, program):
+            raise RecordError(f"{path} was not written by this command and would be replaced; move it, or {elsewhere}")
+
+
+def _is_report(path: Path, program: str) -> bool:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and found.get("program") == program
+
+
+def _is_page(path: Path, program: str) -> bool:
+    try:
+        with path.open("rb") as page:
+            return generator(program).encode() in page.read(2000)
+    except OSError:
+        return False
+
+
+def generator(program: str) -> str:
+    """The tag by which a page is known as ours."""
+    return f'<meta name="generator" content="{program}">'
+
+
+def save(path: Path, text: str) -> str:
+    """Write a file of a report, in the folder for temporary files where it cannot be written; "" or what went wrong."""
+    try:
+        write(path, text)
+    except RecordError as error:
+        try:
+            kept = Path(tempfile.mkdtemp(prefix="evoteam-")) / path.name
+            write(kept, text)
+        except (RecordError, OSError):
+            return f"{error}, nor below {tempfile.gettempdir()}"
+        return f"{error}; it was saved as {kept}"
+    return ""
 
 
 def write(path: Path, text: str) -> None:
     """Replace `path` as a whole, so that a reader never sees half a report. Raises RecordError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(text.encode("utf-8", "replace"))
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise RecordError(f"cannot write {path}: {error.strerror}") from error
 
 
 def command_line() -> list[str]:
     """The command as typed, without the folder that repro.py lies in."""
-    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    return [os.fsencode(word).decode("utf-8", "replace") for word in words]

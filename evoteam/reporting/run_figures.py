@@ -38,11 +38,12 @@ def curves(summaries: Sequence[dict]) -> Figure:
         series.append(Series("", drawn, i + 1, None, line=True, dash=DASHES[i % len(DASHES)], step=True))
         series.append(Series(label(s), points, i + 1, MARKERS[i % len(MARKERS)], titles=titles))
         events += [
-            (team["from_tokens"], f"{label(s)} {team['id']}: {team['diagnosis'][:200]}") for team in s["teams"][1:]
+            (team["from_tokens"], team["id"], f"{label(s)} {team['id']}: {team['diagnosis'][:200]}")
+            for team in s["teams"][1:]
         ]
     chart = Chart(
         "Best score against tokens",
-        Axis("input-equivalent tokens", 0, fit(ends)[1], show="{:,.0f}".format),
+        Axis("input-equivalent tokens", 0, fit(ends)[1], show="{:,.0f}".format, whole=True),
         Axis(
             "best score, baseline time / candidate time",
             *fit((y for line in series for _, y in line.points), around=(1.0,)),
@@ -64,7 +65,8 @@ def curves(summaries: Sequence[dict]) -> Figure:
         for s in summaries
         for p in s["curve"]
     ]
-    note = "Each mark is a new best; each flag above is a new team, with its diagnosis as a tooltip."
+    note = "Each mark is a new best"
+    note += "; each flag is a new team, whose diagnosis stands below under Teams." if events else "."
     name = f"{summaries[0]['task']}-arms" if len(summaries) > 1 else section_id(summaries[0])
     return Figure(
         f"{name}-best",
@@ -134,8 +136,8 @@ def failures(summary: dict) -> Figure:
     ]
     chart = Chart(
         "Failures by kind, counted up over tokens",
-        Axis("input-equivalent tokens", 0, fit([end])[1], show="{:,.0f}".format),
-        Axis("failures so far", *fit(counts.values()), show="{:,.0f}".format),
+        Axis("input-equivalent tokens", 0, fit([end])[1], show="{:,.0f}".format, whole=True),
+        Axis("failures so far", *fit(counts.values()), show="{:,.0f}".format, whole=True),
         series,
         height=260,
     )
@@ -160,7 +162,7 @@ def budget(summary: dict) -> Figure:
     ]
     rows += [("all", number(spend["raw_tokens"], ",.0f"), number(spend["tokens"], ",.0f"))]
     rows += [("all, cache reads at full weight", "", number(spend["full_cache_tokens"], ",.0f"))]
-    note = f"{summary['unit']}. With cache reads at full weight: {spend['full_cache_tokens']:,.0f}."
+    note = f"{summary['unit'][:1].upper()}{summary['unit'][1:]}. With cache reads at full weight: {spend['full_cache_tokens']:,.0f}."
     return Figure(
         f"{section_id(summary)}-budget",
         "Budget by kind of token",

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from evoteam.reporting import record
 from evoteam.reporting.charts import Bars
+from evoteam.reporting.downloads import download, to_csv
 from evoteam.reporting.figures import Figure
 from evoteam.reporting.formats import finite, number
-from evoteam.reporting.report import download, render_run, to_csv
+from evoteam.reporting.report import render_run
 from evoteam.reporting.run_figures import KINDS, budget, curves, failures, label, roles, section_id, weighted, yields
 from evoteam.summary import summarise
 
@@ -34,14 +35,13 @@ class View:
 def write(folders: Sequence[Path], out: Path) -> Path:
     """Report on run folders into `out`: report.json with every summary, report.html; returns the page's path."""
     summaries = [summarise(folder) for folder in folders]
-    record.prepare(out)
-    text = json.dumps(
-        finite({"schema": record.SCHEMA, "program": "evoteam", "runs": summaries}), indent=1, ensure_ascii=False
-    )
-    record.write(out / "report.json", text)
-    page = out / "report.html"
-    record.write(page, render(summaries))
-    return page
+    record.prepare(out, record.RUNS_PROGRAM)
+    whole = finite({"schema": record.SCHEMA, "program": record.RUNS_PROGRAM, "runs": summaries})
+    unwritten = [record.save(out / "report.json", json.dumps(whole, indent=1, ensure_ascii=False))]
+    unwritten.append(record.save(out / "report.html", render(summaries)))
+    if any(unwritten):
+        raise record.RecordError("; ".join(filter(None, unwritten)))
+    return out / "report.html"
 
 
 def render(summaries: Sequence[dict]) -> str:
@@ -102,7 +102,7 @@ def comparison(summaries: Sequence[dict]) -> View:
     note = f"At the budget that every arm spent: {common:,.0f} input-equivalent tokens"
     note += f", or {common_full:,.0f} with cache reads at full weight."
     name = f"{summaries[0]['task']}-arms"
-    spent = Figure(f"{name}-spend", "Tokens by kind", f"{summaries[0]['unit']}.", spend_bars, columns, rows)
+    spent = Figure(f"{name}-spend", "Tokens by kind", _sentence(summaries[0]["unit"]), spend_bars, columns, rows)
     return View(name, f"The arms side by side: {summaries[0]['task']}", note, tiles, [best_scores, spent])
 
 
@@ -112,7 +112,7 @@ def view(summary: dict) -> View:
     written = f", written by {summary['agent']}" if summary["agent"] else ""
     judged = summary["attempts"]
     valid = sum(not attempt["failure"] for attempt in judged)
-    ended = summary["ended"]["text"] if summary["ended"] else "The run has not ended."
+    ended = _sentence(summary["ended"]["text"]) if summary["ended"] else "The run has not ended."
     tiles = [
         (
             "best score",
@@ -123,7 +123,7 @@ def view(summary: dict) -> View:
         ("teams", str(len(summary["teams"])), ""),
         ("tokens", number(spend["tokens"], ",.0f"), f"{spend['estimated_calls']} of {spend['calls']} calls estimated"),
         ("raw tokens", number(spend["raw_tokens"], ",.0f"), f"{spend['cache_hit_rate']:.0%} of prompts cached"),
-        ("dollars", f"{spend['dollars']:,.2f}", ""),
+        ("dollars", f"${spend['dollars']:,.2f}", ""),
         ("GPU seconds", number(spend["gpu_seconds"], ",.0f"), ""),
     ]
     figures = [curves([summary]), roles(summary), yields(summary), budget(summary)]
@@ -163,7 +163,7 @@ def _lineage(team: dict) -> dict:
     spent = team["to_tokens"] - team["from_tokens"]
     when = (
         f"round {team['round']}, from {team['from_tokens']:,.0f} tokens: {team['attempts']} attempts "
-        f"({team['valid']} valid) for {spent:,.0f} tokens, best {team['best_before']:.3f}x to {team['best_after']:.3f}x"
+        f"({team['valid']} valid) for {spent:,.0f} tokens, {_reached(team['best_before'], team['best_after'])}"
     )
     roles = ", then ".join("+".join(stage) for stage in team["order"])
     return {
@@ -172,3 +172,13 @@ def _lineage(team: dict) -> dict:
         "diagnosis": team["diagnosis"] or f"The first team: {roles}.",
         "diff": team["diff"],
     }
+
+
+def _reached(before: float, after: float) -> str:
+    if not after:
+        return "nothing valid"
+    return f"best {before:.3f}x to {after:.3f}x" if before else f"first best {after:.3f}x"
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].rstrip(".") + "."

@@ -8,6 +8,7 @@ import torch
 
 from evoteam.reporting import arms, claims, record
 from evoteam.reporting.console import Terminal
+from evoteam.reporting.expected import load
 from evoteam.reporting.session import Session
 from evoteam.summary import summarise
 from kernels import measure, selection
@@ -17,7 +18,7 @@ from tests.evoteam.messages_server import MessagesServer, serve
 from tests.evoteam.sitting import MODEL, real, stand_in
 
 ROOT = Path(__file__).parents[2]
-EXPECTED = claims.load(ROOT / "expected_results.json")
+EXPECTED = load(ROOT / "expected_results.json")
 
 
 def session(*modes):
@@ -37,7 +38,9 @@ def ship(monkeypatch, run_folder):
     """Ships the given run folders instead of the real ones; replays of made-up journals are left out."""
 
     def shipped(*folders):
-        monkeypatch.setattr(arms, "_recorded", lambda wanted: [f for f in folders if summarise(f)["arm"] in wanted])
+        monkeypatch.setattr(
+            arms, "_recorded", lambda wanted, complain: [f for f in folders if summarise(f)["arm"] in wanted]
+        )
         monkeypatch.setattr(
             "evoteam.replay.replay", lambda folder, target: type("Outcome", (), {"text": "5 of 5 decisions"})
         )
@@ -122,8 +125,20 @@ def test_shipped_runs_are_found_by_arm(tmp_path):
     for name, arm in (("x", "single"), ("y/z", "evolving"), ("w", "fixed-four")):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "run.json").write_text(json.dumps({"arm": arm}))
-    found = arms._recorded(("single", "evolving"), tmp_path)
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "run.json").write_text("{")
+    said = []
+    found = arms._recorded(("single", "evolving"), said.append, tmp_path)
     assert [path.relative_to(tmp_path).as_posix() for path in found] == ["x", "y/z"]
+    assert len(said) == 1 and "bad/run.json does not name an arm: JSONDecodeError" in said[0]
+
+
+def test_a_run_that_cannot_be_read_is_named_and_left_out(run_folder):
+    good, bad = run_folder("good", attempts=2), run_folder("bad", attempts=2)
+    (bad / "events.jsonl").unlink()
+    said = []
+    assert [folder for folder, _ in arms._summaries([bad, good], said.append)] == [good]
+    assert len(said) == 1 and f"left out: {bad} cannot be read: FolderError: " in said[0]
 
 
 KERNEL = """

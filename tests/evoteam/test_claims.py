@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from evoteam.reporting import claims
-from evoteam.reporting.claims import Claim, ClaimsError, Evidence, Judgement
+from evoteam.reporting.claims import Claim, Evidence, Judgement
+from evoteam.reporting.expected import ClaimsError, load
 
 ROOT = Path(__file__).parents[2]
-EXPECTED = claims.load(ROOT / "expected_results.json")
+EXPECTED = load(ROOT / "expected_results.json")
 BY_ID = {claim.id: claim for claim in EXPECTED.claims}
 
 
@@ -185,16 +186,22 @@ GOOD = {
     "id": "a", "mode": "run-only", "title": "t", "value": 1.0, "unit": "x", "judge": "ratio", "figure": "geomean",
     "scope": "run", "conditions": "c", "sources": ["s"],
 }  # fmt: skip
+FILE = {
+    "schema": 1,
+    "paper": {"title": "t", "group": "g", "read": "r"},
+    "sources": {"s": {"what": "w", "read": "2026-01-01"}},
+    "caveats": [],
+}
 
 
 def write(tmp_path, *rows):
     path = tmp_path / "expected_results.json"
-    path.write_text(json.dumps({"schema": 1, "sources": {"s": {}}, "claims": list(rows)}))
+    path.write_text(json.dumps(FILE | {"claims": list(rows)}))
     return path
 
 
 def test_a_small_file_loads(tmp_path):
-    (claim,) = claims.load(write(tmp_path, GOOD)).claims
+    (claim,) = load(write(tmp_path, GOOD)).claims
     assert isinstance(claim, Claim) and claim.published == "1.00x"
 
 
@@ -207,6 +214,13 @@ def test_a_small_file_loads(tmp_path):
         ([GOOD | {"vlaue": 1}], "unknown field vlaue"),
         ([GOOD | {"value": "1.2"}], "value is '1.2', wanted a number"),
         ([GOOD | {"value": True}], "value is True, wanted a number"),
+        ([GOOD | {"value": 10**400}], r"value is 1000\d+\.\.\., wanted a number$"),
+        ([GOOD | {"id": ["a"]}], r"id is \['a'\], wanted a text"),
+        ([GOOD | {"title": {}}], r"title is {}, wanted a text"),
+        ([GOOD | {"hardware": ""}], "hardware is '', wanted a text or null"),
+        ([GOOD | {"workloads": "47"}], "workloads is '47', wanted a count"),
+        ([GOOD | {"caveats": "one"}], "caveats is 'one', wanted a list of texts"),
+        ([GOOD | {"sources": [{}]}], r"sources is \[{}\], wanted a list of names"),
         ([GOOD | {"value": float("nan")}], "value is nan, wanted a number"),
         ([GOOD | {"judge": "range"}], r"value is 1.0, wanted \[low, high\]"),
         ([GOOD | {"judge": "range", "value": [2, 1]}], r"wanted \[low, high\]"),
@@ -221,19 +235,29 @@ def test_a_small_file_loads(tmp_path):
 )
 def test_faults_are_named(tmp_path, rows, message):
     with pytest.raises(ClaimsError, match=message):
-        claims.load(write(tmp_path, *rows))
+        load(write(tmp_path, *rows))
 
 
 @pytest.mark.parametrize(
-    "text, message", [("{", "is not JSON"), ("[]", "wanted an object"), ('{"schema": 2, "claims": []}', "schema")]
+    "text, message",
+    [
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON: maximum recursion depth"),
+        (f'{{"schema": {"9" * 5000}}}', "is not JSON: Exceeds the limit"),
+        ("[]", "wanted an object"),
+        ('{"schema": 2, "claims": []}', "schema"),
+        (json.dumps(FILE | {"paper": {"title": "t"}, "claims": [GOOD]}), "paper must be an object"),
+        (json.dumps(FILE | {"sources": {"s": {"what": "w"}}, "claims": [GOOD]}), "sources must be an object"),
+        (json.dumps(FILE | {"caveats": [1], "claims": [GOOD]}), "caveats must be a list of texts"),
+    ],
 )
 def test_a_broken_file_says_what_is_wanted(tmp_path, text, message):
     path = tmp_path / "expected_results.json"
     path.write_text(text)
     with pytest.raises(ClaimsError, match=message):
-        claims.load(path)
+        load(path)
     with pytest.raises(ClaimsError, match="cannot read"):
-        claims.load(tmp_path / "missing.json")
+        load(tmp_path / "missing.json")
 
 
 def test_claims_load_nothing_heavy():

@@ -6,12 +6,13 @@ import pytest
 
 from evoteam.reporting import claims, kda, record, report
 from evoteam.reporting.console import Terminal
+from evoteam.reporting.expected import load
 from evoteam.reporting.formats import finite
 from evoteam.reporting.session import Session
 from kernels import kda_evidence as part
 from kernels.workloads import load_workloads
 
-EXPECTED = claims.load(Path(__file__).parents[2] / "expected_results.json")
+EXPECTED = load(Path(__file__).parents[2] / "expected_results.json")
 
 
 @pytest.fixture
@@ -43,8 +44,8 @@ def test_other_modes_do_not_ask_for_it(judged):
 
 def test_what_was_measured_is_a_row_of_its_own(judged):
     (row,) = judged("kda-b200").report["observations"]
-    assert row["title"] == "KDA prefill on made-up GPU against fla" and row["verdict"] == "recorded"
-    assert row["value"] == "2.00x, geometric mean of 1 shapes" and "made-up condition." in row["note"]
+    assert (row["title"], row["device"], row["verdict"]) == ("KDA prefill against fla", "made-up GPU", "recorded")
+    assert row["value"] == "2.00x, geometric mean of 1 shape" and row["conditions"] == "made-up condition."
 
 
 def test_a_measurement_made_now_is_called_measured(kda_evidence):

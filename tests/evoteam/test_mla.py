@@ -9,14 +9,15 @@ import torch
 
 from evoteam.reporting import claims, mla, record
 from evoteam.reporting.console import Terminal
+from evoteam.reporting.expected import load
 from evoteam.reporting.formats import finite
 from evoteam.reporting.session import Session
-from kernels import measure, mla_paged_decode, selection, serving
+from kernels import foreign, measure, mla_paged_decode, selection, serving
 from kernels.timing import MeasurementError
 from kernels.workloads import load_workloads
 
 ROOT = Path(__file__).parents[2]
-EXPECTED = claims.load(ROOT / "expected_results.json")
+EXPECTED = load(ROOT / "expected_results.json")
 
 
 def session(*modes, workloads=None, call=lambda *arguments: None):
@@ -52,7 +53,7 @@ def gpu(monkeypatch, scope_record):
         (serving, "measure_call", "call"),
     ):
         monkeypatch.setattr(module, name, answer(getattr(module, name), scope))
-    monkeypatch.setattr(record, "shipped", lambda kernel: None)
+    monkeypatch.setattr(record, "shipped", lambda kernel, **_: None)
     monkeypatch.setattr(mla_paged_decode, "implementation", lambda device: "made-up")
     return monkeypatch
 
@@ -121,6 +122,39 @@ def test_a_measurement_that_cannot_be_made_is_not_run(gpu, error):
     assert judged["mla-run-geomean"].verdict == "reproduced"
 
 
+class Silent(BaseException):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    "error, reason",
+    [
+        (SystemExit(0), "the kernel raised SystemExit: 0"),
+        (KeyboardInterrupt(), "the kernel raised KeyboardInterrupt"),
+        (Silent(), "the kernel raised Silent: its text cannot be read, __str__ raised"),
+        (ValueError("a\tb\x1b[31m\nmore"), "the kernel raised ValueError: a b [31m"),
+    ],
+)
+def test_whatever_a_kernel_raises_is_its_result_in_one_line(gpu, error, reason):
+    def broken(*arguments):
+        raise error
+
+    gpu.setattr(measure, "measure_run", lambda kernel, *_, **__: kernel())
+    made = session("run-only", call=broken)
+    mla.judge(made, torch.device("cpu"))
+    assert {(j.verdict, j.reason) for j in verdicts(made).values()} == {("not-reproduced", reason)}
+
+
+def test_ctrl_c_during_a_call_is_not_the_kernels(gpu):
+    def interrupted(*arguments):
+        raise foreign.Interrupted
+
+    gpu.setattr(measure, "measure_run", lambda kernel, *_, **__: kernel())
+    with pytest.raises(foreign.Interrupted):
+        mla.judge(session("run-only", call=interrupted), torch.device("cpu"))
+
+
 def test_an_error_of_ours_is_not_hidden(gpu):
     def ends(*_, **__):
         raise RuntimeError("a bug")
@@ -131,7 +165,7 @@ def test_an_error_of_ours_is_not_hidden(gpu):
 
 
 def test_a_run_is_put_beside_the_shipped_record(gpu, report_record):
-    gpu.setattr(record, "shipped", lambda kernel: (record.ROOT / "kernels" / "r.json", report_record))
+    gpu.setattr(record, "shipped", lambda kernel, **_: (record.ROOT / "kernels" / "r.json", report_record))
     made = session("run-only", "extra-budget")
     mla.judge(made, torch.device("cpu"))
     rows = {row["measurement"]: row for row in made.report["comparison"]["rows"]}
@@ -142,7 +176,7 @@ def test_a_run_is_put_beside_the_shipped_record(gpu, report_record):
 
 
 def test_without_a_gpu_the_record_is_shown_and_never_counts(monkeypatch, report_record):
-    monkeypatch.setattr(record, "shipped", lambda kernel: (record.ROOT / "kernels" / "r.json", report_record))
+    monkeypatch.setattr(record, "shipped", lambda kernel, **_: (record.ROOT / "kernels" / "r.json", report_record))
     monkeypatch.setattr(mla, "_check", lambda session: None)
     made = session("run-only", "extra-budget")
     mla.judge(made, None)
@@ -158,16 +192,52 @@ def test_without_a_gpu_the_record_is_shown_and_never_counts(monkeypatch, report_
 
 def test_the_newest_record_of_the_same_kernel_is_taken(tmp_path, report_record):
     for name, created, kernel in (("a", "2026-01-02", "k"), ("b", "2026-01-01", "k"), ("c", "2026-01-03", "other")):
-        text = json.dumps(finite(report_record | {"created": created, "kernel": {"name": kernel}}))
-        (tmp_path / f"{name}.json").write_text(text)
+        changed = {"created": created, "kernel": report_record["kernel"] | {"name": kernel}}
+        (tmp_path / f"{name}.json").write_text(json.dumps(finite(report_record | changed)))
     assert record.shipped("k", tmp_path)[0].name == "a.json"
     assert record.shipped("nobody", tmp_path) is None
-    (tmp_path / "d.json").write_text("{")
-    with pytest.raises(record.RecordError, match="d.json is not JSON"):
-        record.shipped("k", tmp_path)
-    (tmp_path / "d.json").write_text("{}")
-    with pytest.raises(record.RecordError, match="d.json is not a record of this program"):
-        record.shipped("k", tmp_path)
+
+
+def without(data, *path):
+    """A copy of nested data without what lies under `path`."""
+    name, *rest = path
+    if isinstance(data, list):
+        return [*data[:name], without(data[name], *rest), *data[name + 1 :]]
+    return {
+        key: without(value, *rest) if rest and key == name else value
+        for key, value in data.items()
+        if rest or key != name
+    }
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda r: "{", "d.json is not JSON"),
+        (lambda r: "[" * 100_000, "d.json is not JSON: maximum recursion depth"),
+        (lambda r: "{}", "d.json is not a record of this program with schema 1"),
+        (lambda r: without(r, "created"), "d.json has no text under created"),
+        (lambda r: without(r, "device"), "d.json has no text under device.name"),
+        (lambda r: r | {"device": "H200"}, "d.json has no text under device.name"),
+        (lambda r: without(r, "kernel"), "d.json has no text under kernel.name, kernel.sha256"),
+        (lambda r: without(r, "kernel", "sha256"), "d.json has no text under kernel.sha256"),
+        (
+            lambda r: without(r, "measurements"),
+            "d.json has measurements that cannot be shown: KeyError: 'measurements'",
+        ),
+        (lambda r: without(r, "measurements", "run", "rows", 3, "ours_us"), "cannot be shown: KeyError: 'ours_us'"),
+        (lambda r: without(r, "measurements", "step", "summary", "n"), "cannot be shown: KeyError: 'n'"),
+        (lambda r: r | {"measurements": {"run": None}}, "cannot be shown: TypeError"),
+    ],
+)
+def test_a_file_that_is_no_record_is_named_and_left_out(tmp_path, report_record, change, message):
+    good = finite(report_record | {"created": "2026-01-01"})
+    (tmp_path / "good.json").write_text(json.dumps(good))
+    bad = change(good | {"created": "2026-02-01"})
+    (tmp_path / "d.json").write_text(bad if isinstance(bad, str) else json.dumps(bad))
+    said = []
+    assert record.shipped("mla_paged_decode", tmp_path, said.append)[0].name == "good.json"
+    assert len(said) == 1 and said[0].startswith("left out: ") and message in said[0]
 
 
 def test_shipped_records_can_be_read():

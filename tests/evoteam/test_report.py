@@ -69,11 +69,22 @@ def test_every_chart_is_there_in_two_widths_and_has_marks(page):
 
 def test_the_verdict_table_equals_the_record(page, report_record):
     (table,) = page.tables["verdicts"]
-    wanted = [
-        [c["title"] + c["id"], c["published"], c["measured_text"], c["scope"], c["where"], c["verdict"], c["reason"]]
-        for c in report_record["claims"]
-    ]
+    wanted, said = [], None
+    for claim in [*report_record["claims"], None]:
+        if said and (claim is None or said != claim["where"] + claim["reason"]):
+            wanted.append([said])
+        if claim:
+            said = claim["where"] + claim["reason"]
+            cells = [claim[key] for key in ("published", "measured_text", "scope", "verdict")]
+            wanted.append([claim["title"] + claim["id"], *cells])
     assert table[1:] == wanted
+
+
+def test_what_neighbors_have_in_common_is_said_once(report_record):
+    report_record["observations"] *= 3
+    html = report.render(finite(report_record))
+    assert html.count("claim is for a GPU its sources do not name") == 1
+    assert html.count("made-up conditions") == 1 and html.count("made-up note") == 3
 
 
 def test_tables_of_a_measurement_equal_the_record(page, report_record):
@@ -122,13 +133,13 @@ def test_hostile_text_stays_text(report_record):
     report_record["command"] = ["repro.py", evil]
     page = Page(report.render(report_record))
     assert page.scripts == 0 and "x" not in page.addresses
-    assert page.tables["verdicts"][0][1][6] == evil
+    assert page.tables["verdicts"][0][2] == [evil + evil]
 
 
 def test_a_record_without_measurements_still_makes_a_page(report_record):
     report_record |= {"measurements": {}, "device": None, "git": None}
     page = Page(report.render(report_record))
-    assert page.figures == {} and len(page.tables["verdicts"][0]) == 17
+    assert page.figures == {} and len(page.tables["verdicts"][0]) == 19
 
 
 def test_wrong_and_missing_values_are_dashes_not_crashes(report_record, scope_record):
@@ -169,14 +180,51 @@ def test_one_workload_is_enough_for_every_chart(scope_record):
 
 
 def test_recorded_measurements_say_so(report_record):
+    report_record["device"] = None
     report_record["recorded"] = {
         "created": "2026-01-02T",
         "note": "A made-up note.",
+        "path": "kernels/r.json",
+        "device": "recorded GPU",
         "measurements": report_record["measurements"],
     }
     report_record["measurements"] = {}
     html = report.render(report_record)
-    assert "The kernel alone (recorded)" in html and "Measured 2026-01-02, nothing now. A made-up note." in html
+    assert "The kernel alone (recorded)" in html and "Median of 30 samples" in html and "Recorded 2026-01-02." in html
+    assert html.count("A made-up note.") == 1 and "Nothing was measured now." in html
+    assert "What follows was measured 2026-01-02 on recorded GPU" in html
+    assert "this GPU" not in html and "copy rate of made-up GPU, TB/s" in html  # of the GPU that was measured on
+
+
+def test_a_wide_row_is_not_called_by_the_name_of_a_verdict(report_record):
+    scope = report_record["measurements"]["run"]
+    scope["rows"][0] |= {"status": "unstable", "spread": 0.3}
+    scope["summary"]["unstable"] = [0]
+    page = Page(report.render(finite(report_record)))
+    for name in ("run", "run-ratio", "run-spread"):
+        cells = [cell for row in page.tables[name][0] for cell in row]
+        assert cells.count("wide") == 1 and "unstable" not in cells
+    html = report.render(finite(report_record))
+    assert html.count("wide: the samples spread by more than 10% in each of three tries") == 1
+    assert "wrong / wide spread" in html and "`" not in re.sub(r"<style>.*?</style>", "", html, flags=re.S)
+
+
+@pytest.mark.parametrize(
+    "verdicts, headline",
+    [
+        (["reproduced", "reproduced", "not-reproduced", "not-run"], "2 reproduced, 1 not-reproduced, 1 open"),
+        (["recorded", "hardware-unavailable", "shown"], "Nothing judged here: 1 recorded, 1 open"),
+        (["unstable", "recorded"], "1 unstable, 1 recorded"),
+        (["shown"], "Nothing judged here"),
+    ],
+)
+def test_the_headline_counts_every_claim_that_can_be_judged(verdicts, headline):
+    assert report._headline([{"verdict": verdict} for verdict in verdicts]) == headline
+
+
+def test_names_in_a_reason_keep_their_letters(report_record):
+    report_record["kda"]["claims"]["kda-b200"]["reason"] = "the claim is for NVIDIA B200"
+    assert "<p>The claim is for NVIDIA B200. To judge it" in report.render(finite(report_record))
 
 
 def test_every_verdict_has_its_meaning():
@@ -187,6 +235,8 @@ def test_every_verdict_has_its_meaning():
     "axis, room, ticks",
     [
         (charts.Axis("", 0, 10), 5, [0, 2, 4, 6, 8, 10]),
+        (charts.Axis("", 0, 1.06, whole=True), 6, [0, 1]),
+        (charts.Axis("", 0, 3.2, whole=True), 6, [0, 1, 2, 3]),
         (charts.Axis("", 8, 75_145, log=True), 9, [10, 30, 100, 300, 1e3, 3e3, 1e4, 3e4]),
         (charts.Axis("", 0.002, 0.0026, log=True), 6, [0.002, 0.0021, 0.0022, 0.0023, 0.0024, 0.0025, 0.0026]),
     ],

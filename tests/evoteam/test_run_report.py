@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from evoteam.cli import main
-from evoteam.reporting import run_report
+from evoteam.reporting import record, run_report
+from evoteam.reporting.formats import finite
 from evoteam.summary import summarise
 
 
@@ -34,7 +35,7 @@ def test_the_record_beside_the_page_is_the_summary(tmp_path, run_folder):
     folder = run_folder("run", attempts=7)
     page_of(tmp_path, folder)
     stored = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert stored["program"] == "evoteam" and stored["runs"] == [json.loads(json.dumps(summarise(folder)))]
+    assert stored["program"] == "evoteam report" and stored["runs"] == [json.loads(json.dumps(summarise(folder)))]
 
 
 def test_a_run_without_improvement_says_that_nothing_was_valid(tmp_path, run_folder):
@@ -111,7 +112,63 @@ def test_the_command_writes_both_files_or_says_why_not(tmp_path, run_folder):
     done = CliRunner().invoke(main, ["report", str(folder)])
     assert done.exit_code == 0 and done.output.strip() == str(folder / "report.html")
     assert (folder / "report.json").is_file() and (folder / "report.html").is_file()
+    again = CliRunner().invoke(main, ["report", str(folder)])
+    assert again.exit_code == 0
     (tmp_path / "file").write_text("")
     refused = CliRunner().invoke(main, ["report", str(folder), "--out", str(tmp_path / "file" / "x")])
     assert refused.exit_code == 1 and "give another folder with --out" in refused.output
     assert "is not a run folder" in CliRunner().invoke(main, ["report", str(tmp_path)]).output
+
+
+def test_a_measured_report_is_not_replaced_by_that_of_a_run(tmp_path, run_folder, report_record):
+    (tmp_path / "measured").mkdir()
+    (tmp_path / "measured" / "report.json").write_text(json.dumps(finite(report_record)))
+    refused = CliRunner().invoke(
+        main, ["report", str(run_folder("run", attempts=2)), "--out", str(tmp_path / "measured")]
+    )
+    assert refused.exit_code == 1 and "report.json was not written by this command" in refused.output
+    assert not (tmp_path / "measured" / "report.html").exists()
+
+
+def test_a_page_that_cannot_be_written_loses_no_record(tmp_path, run_folder, monkeypatch):
+    write = record.write
+
+    def full(path, text):
+        if path.name == "report.html":
+            raise record.RecordError(f"cannot write {path}: No space left on device")
+        write(path, text)
+
+    monkeypatch.setattr(record, "write", full)
+    with pytest.raises(record.RecordError, match="report.html: No space left on device, nor below"):
+        run_report.write([run_folder("run", attempts=2)], tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["runs"]
+
+
+def axis_ticks(html, name):
+    """Tick texts of a wide chart: the y axis's, then the x axis's."""
+    figure = re.search(rf'<figure id="{name}">.*?</figure>', html, re.S)[0]
+    wide = re.search(r'<div class="wide">(.*?)</div>', figure, re.S)[1]
+    return [re.findall(rf'class="tick {side}">([^<]*)', wide) for side in ("end", "middle")]
+
+
+def test_counts_have_whole_ticks_once_each(tmp_path, run_folder):
+    html = page_of(tmp_path, run_folder("run", attempts=3))
+    assert axis_ticks(html, "mla-paged-decode-cpu-evolving-failures")[0] == ["0", "1"]
+    assert "(1 row)" in html and "(1 rows)" not in html
+
+
+def test_flags_of_new_teams_carry_their_names(tmp_path, run_folder):
+    html = page_of(tmp_path, run_folder("run", attempts=130))
+    assert html.count('class="event-name">t0002<') == 2 and "each flag is a new team" in html  # two widths
+    assert "each flag" not in page_of(tmp_path, run_folder("short", attempts=3))
+
+
+def test_a_first_team_did_not_begin_at_zero(tmp_path, run_folder):
+    html = page_of(tmp_path, run_folder("run", attempts=3))
+    assert "first best 1.000x" in html and "0.000x" not in html
+
+
+def test_bars_differ_without_color(tmp_path, run_folder):
+    html = page_of(tmp_path, run_folder("run", attempts=9))
+    assert set(re.findall(r'class="hatch h(\d)"', html)) == {"1", "2", "3", "4"}
+    assert set(re.findall(r'<pattern id="h(\d)"', html)) == {"2", "3", "4"}  # the first kind is plain

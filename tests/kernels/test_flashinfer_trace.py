@@ -142,3 +142,19 @@ def test_a_broken_listing(checkout, changed):
     changed(listing, b"\n".join([*lines[:-1], lines[-1].replace(b"kv_indices", b"other")]))
     with pytest.raises(TraceError, match="has no stored kv_indices"):
         load_page_tables(checkout)
+
+
+def test_paths_that_no_system_takes(checkout, changed):
+    with pytest.raises(TraceError, match="File name too long") as error:
+        load_page_tables("x" * 5000)
+    assert len(str(error.value)) < 200
+    listing = checkout / FOLDER
+    changed(listing, listing.read_bytes().replace(b'"path": "', b'"path": "\\u0000'))
+    with pytest.raises(TraceError, match="cannot be read: embedded null byte"):
+        load_page_tables(checkout)
+
+
+def test_json_nested_too_deep(checkout, changed):
+    changed(checkout / FOLDER, b"[" * 100_000)
+    with pytest.raises(TraceError, match=r"jsonl:1 is not a workload record \(RecursionError"):
+        load_page_tables(checkout)

@@ -1,7 +1,10 @@
 """What `--kernel` and `--workloads` may name."""
 
+import sys
+
 import pytest
 
+from kernels.foreign import Interrupted
 from kernels.selection import KernelError, SelectionError, load_kernel, select_workloads, shipped_sha256
 
 
@@ -18,6 +21,18 @@ from kernels.selection import KernelError, SelectionError, load_kernel, select_w
 )
 def test_choices_of_workloads(spec, indices):
     assert [workload.index for workload in select_workloads(spec)] == indices
+
+
+@pytest.mark.parametrize("digits", [400, 5000])
+@pytest.mark.parametrize("before", ["", "family:", "1,"])
+def test_a_number_of_any_length_is_one_short_line(before, digits):
+    with pytest.raises(SelectionError) as error:
+        select_workloads(before + "9" * digits)
+    assert "..." in str(error.value) and len(str(error.value)) < 400
+
+
+def test_leading_zeros_are_nothing():
+    assert [workload.index for workload in select_workloads("007,00")] == [0, 7]
 
 
 def test_feedback_is_what_authors_see():
@@ -62,6 +77,56 @@ def test_a_folder_is_no_kernel(tmp_path):
     (tmp_path / "k.py").mkdir()
     with pytest.raises(KernelError, match="does not exist or is not a file"):
         load_kernel(f"{tmp_path / 'k.py'}:run")
+
+
+LATIN = "# -*- coding: latin-1 -*-\nNAME = 'm\xe4'\ndef decode(a): ...\n".encode("latin-1")
+
+
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        (LATIN, "defines no function 'run'; it defines decode"),
+        (b"NAME = 'm\xe4'\n", "cannot be imported: SyntaxError"),
+        (b"raise BaseException('no\\nsecond line')\n", "cannot be imported: BaseException: no$"),
+        (b"raise KeyboardInterrupt\n", "cannot be imported: KeyboardInterrupt$"),
+        (b"import sys; sys.exit()\n", "cannot be imported: SystemExit$"),
+        (
+            b"class E(Exception):\n    def __str__(self): raise ValueError\nraise E\n",
+            "cannot be imported: E: its text cannot be read",
+        ),
+        (b"def __getattr__(name): raise RuntimeError(name)\n", "raised when asked for 'run': RuntimeError: run$"),
+        (b"def __getattr__(name): return 3\n", "defines no function 'run'; it defines __getattr__"),
+        (
+            b"class D:\n    def __repr__(self): raise ValueError\ndef run(q=D()): ...\n",
+            "has signature that cannot be shown, wanted the positional",
+        ),
+    ],
+)
+def test_a_strange_file_is_one_clear_line(tmp_path, source, message):
+    (tmp_path / "k.py").write_bytes(source)
+    with pytest.raises(KernelError, match=message) as error:
+        load_kernel(f"{tmp_path / 'k.py'}:run")
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_throws_out_modules_leaves_them_to_others(tmp_path):
+    before = dict(sys.modules)
+    (tmp_path / "k.py").write_text("import sys\nsys.modules.clear()\ndef run(*arguments): ...\n")
+    assert callable(load_kernel(f"{tmp_path / 'k.py'}:run").call)
+    assert {name: module for name, module in sys.modules.items() if name in before} == before
+
+
+def test_ctrl_c_while_a_file_is_imported_is_not_the_files(tmp_path):
+    (tmp_path / "k.py").write_text("from kernels.foreign import Interrupted\nraise Interrupted\n")
+    with pytest.raises(Interrupted):
+        load_kernel(f"{tmp_path / 'k.py'}:run")
+
+
+@pytest.mark.parametrize("spec", [f"{'x' * 5000}.py:f", f"{'x/' * 3000}k.py:f", "y" * 5000])
+def test_a_spec_that_is_too_long_is_not_repeated_at_length(spec):
+    with pytest.raises(KernelError, match="File name too long|neither a kernel") as error:
+        load_kernel(spec)
+    assert len(str(error.value)) < 300
 
 
 def test_the_shipped_kernels_load_and_their_hashes_differ():

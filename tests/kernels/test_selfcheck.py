@@ -44,6 +44,23 @@ def leaves(*arguments):
     print("bye")
     raise SystemExit(3)
 
+def ends(*arguments):
+    import os
+    os._exit(0)
+
+def stops(*arguments):
+    raise KeyboardInterrupt
+
+class Speechless(BaseException):
+    def __str__(self):
+        raise ValueError
+
+def speechless(*arguments):
+    raise Speechless
+
+def verbose(*arguments):
+    raise ValueError("one\\ntwo")
+
 def hangs(*arguments):
     while True:
         pass
@@ -70,11 +87,16 @@ def test_a_right_kernel_is_right_everywhere(tmp_path):
         ("cut", "out is torch.bfloat16 [1, 8, 512]"),
         ("nothing", "returned NoneType, must return (out, lse)"),
         ("raises", "raised ValueError: not today"),
-        ("leaves", "bye"),
+        ("leaves", "raised SystemExit: 3"),
+        ("ends", "the process ended with status 0"),
+        ("stops", "raised KeyboardInterrupt"),
+        ("speechless", "raised Speechless: its text cannot be read, __str__ raised"),
+        ("verbose", "raised ValueError: one"),
     ],
 )
 def test_a_wrong_kernel_is_told_why(tmp_path, function, reason):
-    assert reason in check(tmp_path, function)["one-token"]
+    found = check(tmp_path, function)["one-token"]
+    assert reason in found and "\n" not in found
 
 
 def test_a_hanging_kernel_is_ended(tmp_path):
