@@ -19,7 +19,10 @@ DEFAULT = "mla_paged_decode"
 # name -> module in this folder, and every file whose change makes it another kernel
 SHIPPED = {
     "mla_paged_decode": ("mla_paged_decode", ("mla_paged_decode*.py", "mla_paged_decode*.cu")),
-    "mla_paged_decode_triton": ("mla_paged_decode_triton", ("mla_paged_decode_triton.py",)),
+    "mla_paged_decode_triton": (
+        "mla_paged_decode_triton",
+        ("mla_paged_decode_triton.py", "mla_paged_decode_arguments.py"),
+    ),
 }
 SHOWN = 100  # of what the user gave, in a message
 ARGUMENTS = ("q_nope", "q_pe", "ckv_cache", "kpe_cache", "kv_indptr", "kv_indices", "sm_scale")

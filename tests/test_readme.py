@@ -1,11 +1,13 @@
 """What the README says about the program is what the program says."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from evoteam.reporting import claims, readme
+from evoteam.reporting.expected import load
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -28,7 +30,29 @@ def test_every_verdict_and_mode_is_explained():
 
 def test_every_path_named_exists():
     named = set(re.findall(r"`((?:kernels|evoteam|tests)/[\w/.-]+|\w+\.(?:py|json|md))`", TEXT)) - {"report.json"}
+    named = {name for name in named if "row_norm" not in name}  # an example of what a fork would write
     assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
+def test_the_opening_counts_the_claims_by_what_they_take():
+    judged = [claim for claim in load(ROOT / "expected_results.json").claims if claim.judge != "shown"]
+    by_scope = Counter({"run": "MLA", "step": "MLA", "search": "search", "kda": "KDA"}[claim.scope] for claim in judged)
+    rows = dict((name, int(n)) for n, name in re.findall(r"^\| (\d+): .*?\b(MLA|KDA|search)\b", TEXT, re.M))
+    assert rows == by_scope and f"its {len(judged)} claims" in TEXT
+
+
+def test_the_opening_does_not_deny_a_run_that_ships():
+    ships = any((ROOT / "kernels" / "archive").rglob("run.json"))
+    assert ("no such run ships" in " ".join(TEXT.split())) is not ships
+
+
+def test_rows_whose_samples_spread_widely_are_marked_and_counted(report_record):
+    scope = report_record["measurements"]["run"]
+    scope["rows"][7] |= {"status": "unstable", "spread": 0.25}
+    scope["summary"]["unstable"] = [7]
+    text = readme.measured((ROOT / "kernels" / "x.json", report_record))
+    assert re.findall(r"^\| (\d+) \|.*\\\* \|$", text, re.M) == ["7"] and "| 25.0% \\* |" in text
+    assert "| 1 / 47 |" in text and "such rows carry a \\*" in text
 
 
 def test_the_measured_table_comes_from_a_record(report_record):

@@ -17,6 +17,11 @@ def status(row_status: str) -> str:
     return {"unstable": "wide"}.get(row_status, row_status)
 
 
+def sentence(text: str) -> str:
+    """`text` with a capital at its beginning, all other letters as they are, and one full stop."""
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+
+
 def finite(data: Any) -> Any:
     """A copy of JSON-like data with None for NaN and infinities, which JSON cannot hold."""
     if isinstance(data, dict):

@@ -6,7 +6,7 @@
 import click
 
 from evoteam.reporting import kda, record
-from evoteam.reporting.formats import number
+from evoteam.reporting.formats import WIDE, number
 
 README = record.ROOT / "README.md"
 CLAIM_COLUMNS = ("title", "published", "measured_text", "scope", "verdict")
@@ -74,9 +74,12 @@ def measured(found: tuple | None) -> str:
         f"Every row was measured on {gpu}; the MLA claims are for a GPU that their sources do not name.",
         "Ratio = FlashInfer's time / ours, the faster of its backends on each workload.",
         "",
-        "| what | timer | geometric mean | arithmetic mean | faster / of | worst | B=1 | B=16 | B=64 |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| what | timer | geometric mean | arithmetic mean | faster / of | worst | B=1 | B=16 | B=64 | wide |",
+        "|---|---|---|---|---|---|---|---|---|---|",
         *(_scope_row(name, stored["measurements"][name]) for name in SCOPES if name in stored["measurements"]),
+        "",
+        f"{WIDE[0].upper()}{WIDE[1:]}, so its own ratio is uncertain by about that much. In the table",
+        "below such rows carry a \\*.",
         "",
         "<details><summary>Every workload, <code>run</code> scope</summary>",
         "",
@@ -101,6 +104,7 @@ def _scope_row(name: str, scope: dict) -> str:
         f"{summary['wins']} / {summary['n']}",
         number(worst and worst["ratio"], ".2f", "x"),
         *(number(batches.get(batch), ".2f", "x") for batch in ("1", "16", "64")),
+        f"{len(summary['unstable'])} / {summary['n']}",
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -114,7 +118,7 @@ def _workload_row(row: dict) -> str:
         f"{number(row['baseline_us'])} {row['baseline']}",
         number(row["ratio"], ".2f", "x"),
         number(row["bandwidth_share"], ".0%"),
-        number(row["spread"], ".1%"),
+        number(row["spread"], ".1%") + (" \\*" if row["status"] == "unstable" else ""),
     ]
     return f"| {' | '.join(cells)} |"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import tasks
+from kernels import reference, tasks
 from kernels.tasks import GARBAGE_INDEX, TASKS, TaskError, load_task
 from kernels.workloads import NUM_PAGES, SM_SCALE, page_table
 
@@ -55,6 +55,7 @@ def test_the_definition_states_what_the_task_does(task):
         "75,145",
         "base 2",
         "1e-2",
+        f"at most {reference.ERROR_RATIO_MARGIN} times FlashInfer's own",
     ):
         assert fact in task.definition, fact
     assert set(task.feedback) < {w.index for w in task.workloads}
