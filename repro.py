@@ -18,8 +18,9 @@ from evoteam.reporting.formats import finite
 
 EXPECTED = Path(__file__).with_name("expected_results.json")
 EXIT_STATUS = """\b
-Exit status: 2 for a wrong command, or where no report could be written; else 1 if a claim is not reproduced; else,
-with --strict, 3 if a claim could not be judged here; else 0."""
+Exit status: 2 for a wrong command, or if there is no report; else 1 if a claim
+is not reproduced; else, with --strict, 3 if a claim could not be judged here;
+else 0."""
 
 
 @click.command(epilog=EXIT_STATUS, context_settings={"help_option_names": ["-h", "--help"]})

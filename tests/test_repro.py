@@ -76,7 +76,7 @@ def test_a_wrong_command_is_one_clear_error(repro, tmp_path, arguments, message)
         ("\x00", "run", "cannot be imported"),
         ("raise KeyboardInterrupt\n", "run", "cannot be imported: KeyboardInterrupt"),
         ("import os; os._exit(0)\n", "run", "ended with status 0, so there is no report and nothing was judged"),
-        ("import os; os.kill(os.getpid(), 9)\n", "run", "was ended by SIGKILL, so there is no report"),
+        ("import os; os.kill(os.getpid(), 9)\n", "run", "was ended by signal 9 (Killed), so there is no report"),
         ("import sys; sys.modules.clear()\n", "run", "defines no function 'run'"),
     ],
 )

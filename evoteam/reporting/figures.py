@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from evoteam.reporting.charts import DASHES, Axis, Bars, Chart, Guide, Series, fit
+from evoteam.reporting.axes import Axis, fit
+from evoteam.reporting.charts import DASHES, Bars, Chart, Guide, Series
 from evoteam.reporting.claims import ratio_bounds
 from evoteam.reporting.formats import number, status
 

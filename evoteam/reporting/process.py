@@ -12,12 +12,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, NoReturn
 
 from kernels.foreign import Interrupted
 
 FAILED, INTERRUPTED = 2, 130  # exit statuses
+HEARD = (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ONCE_S = 1.0  # one Ctrl-C reaches the child twice, from the terminal and from the parent
 PR_SET_PDEATHSIG = 1
 
@@ -58,12 +58,15 @@ def run(command: Callable[[], int]) -> NoReturn:
     """Call `command` in a child, and end with the exit status that it returns."""
     _open_missing_streams()
     reads, writes = os.pipe()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    heard = {number for number in HEARD if signal.getsignal(number) is not signal.SIG_IGN}  # nohup, a shell's &
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, heard)  # the parent takes them one by one: none gets lost
     child = os.fork()
     if child == 0:
         os.close(reads)
-        _child(command, writes)
+        _child(command, writes, before)
     os.close(writes)
-    sys.exit(_parent(child, reads))
+    sys.exit(_parent(child, reads, heard))
 
 
 def _open_missing_streams() -> None:
@@ -75,11 +78,12 @@ def _open_missing_streams() -> None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))
 
 
-def _child(command: Callable[[], int], writes: int) -> NoReturn:
+def _child(command: Callable[[], int], writes: int, mask: set) -> NoReturn:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _interrupts())
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     out, sys.stderr = Output(sys.stdout), Output(sys.stderr)
     out.reconfigure(errors="backslashreplace")
     sys.stdout = out
@@ -109,24 +113,18 @@ def _interrupts() -> Callable:
     return interrupt
 
 
-def _parent(child: int, reads: int) -> int:
-    received: list[int] = []
-    first = -ONCE_S
-
-    def forward(number: int, frame: Any) -> None:
-        nonlocal first
-        if number in received and time.monotonic() - first >= ONCE_S:
-            number = signal.SIGKILL  # asked a second time: the child did not listen
-        elif number not in received:
-            received.append(number)
-            first = time.monotonic()
-        with suppress(ProcessLookupError):
-            os.kill(child, number)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and a shell's & leave it
-            signal.signal(number, forward)
-    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def _parent(child: int, reads: int, heard: set) -> int:
+    received: dict[int, float] = {}
+    status = None
+    while status is None:
+        number = signal.sigwait(heard)
+        if number == signal.SIGCHLD:
+            ended, found = os.waitpid(child, os.WNOHANG)
+            status = os.waitstatus_to_exitcode(found) if ended else None
+            continue
+        asked = received.setdefault(number, time.monotonic())
+        deaf = time.monotonic() - asked >= ONCE_S  # asked a second time: the child did not listen
+        os.kill(child, signal.SIGKILL if deaf else number)
     os.set_blocking(reads, False)  # a process that the kernel left behind may hold the other end
     try:
         said = os.read(reads, 1)
@@ -135,8 +133,11 @@ def _parent(child: int, reads: int) -> int:
     if said:
         return said[0]
     if received:
-        return 128 + received[0]
-    how = f"was ended by {signal.Signals(-ended).name}" if ended < 0 else f"ended with status {ended}"
+        return 128 + next(iter(received))
+    if status < 0:
+        how = f"was ended by signal {-status} ({signal.strsignal(-status)})"
+    else:
+        how = f"ended with status {status}"
     text = f"Error: the process that runs the kernel {how}, so there is no report and nothing was judged."
     print(f"{text} A kernel must return or raise: look for os._exit, a signal or a crash.", file=sys.stderr)
     return FAILED

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from evoteam.reporting.claims import NOT_REPRODUCED, RECORDED, REPRODUCED, SHOWN, UNSTABLE, VERDICTS
 from evoteam.reporting.downloads import download
-from evoteam.reporting.formats import number
+from evoteam.reporting.formats import number, sentence
 from evoteam.reporting.kda import view as kda_view
 from evoteam.reporting.record import PROGRAM, RUNS_PROGRAM, generator
 from evoteam.reporting.sections import MEASUREMENTS, section
@@ -93,6 +93,7 @@ def _template(name: str):
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["sentence"] = sentence
     environment.globals["style"] = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
     return environment.get_template(name)
 

@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from evoteam.reporting.charts import DASHES, Axis, Bars, Chart, Series, fit, thin
+from evoteam.reporting.axes import Axis, fit
+from evoteam.reporting.charts import DASHES, Bars, Chart, Series, thin
 from evoteam.reporting.figures import Figure
-from evoteam.reporting.formats import number
+from evoteam.reporting.formats import number, sentence
 
 MARKERS = ("circle", "square", "triangle", "diamond")
 KINDS = {
@@ -162,7 +163,7 @@ def budget(summary: dict) -> Figure:
     ]
     rows += [("all", number(spend["raw_tokens"], ",.0f"), number(spend["tokens"], ",.0f"))]
     rows += [("all, cache reads at full weight", "", number(spend["full_cache_tokens"], ",.0f"))]
-    note = f"{summary['unit'][:1].upper()}{summary['unit'][1:]}. With cache reads at full weight: {spend['full_cache_tokens']:,.0f}."
+    note = f"{sentence(summary['unit'])} With cache reads at full weight: {spend['full_cache_tokens']:,.0f}."
     return Figure(
         f"{section_id(summary)}-budget",
         "Budget by kind of token",

@@ -9,7 +9,7 @@ from evoteam.reporting import record
 from evoteam.reporting.charts import Bars
 from evoteam.reporting.downloads import download, to_csv
 from evoteam.reporting.figures import Figure
-from evoteam.reporting.formats import finite, number
+from evoteam.reporting.formats import finite, number, sentence
 from evoteam.reporting.report import render_run
 from evoteam.reporting.run_figures import KINDS, budget, curves, failures, label, roles, section_id, weighted, yields
 from evoteam.summary import summarise
@@ -102,7 +102,7 @@ def comparison(summaries: Sequence[dict]) -> View:
     note = f"At the budget that every arm spent: {common:,.0f} input-equivalent tokens"
     note += f", or {common_full:,.0f} with cache reads at full weight."
     name = f"{summaries[0]['task']}-arms"
-    spent = Figure(f"{name}-spend", "Tokens by kind", _sentence(summaries[0]["unit"]), spend_bars, columns, rows)
+    spent = Figure(f"{name}-spend", "Tokens by kind", sentence(summaries[0]["unit"]), spend_bars, columns, rows)
     return View(name, f"The arms side by side: {summaries[0]['task']}", note, tiles, [best_scores, spent])
 
 
@@ -112,7 +112,7 @@ def view(summary: dict) -> View:
     written = f", written by {summary['agent']}" if summary["agent"] else ""
     judged = summary["attempts"]
     valid = sum(not attempt["failure"] for attempt in judged)
-    ended = _sentence(summary["ended"]["text"]) if summary["ended"] else "The run has not ended."
+    ended = sentence(summary["ended"]["text"]) if summary["ended"] else "The run has not ended."
     tiles = [
         (
             "best score",
@@ -178,7 +178,3 @@ def _reached(before: float, after: float) -> str:
     if not after:
         return "nothing valid"
     return f"best {before:.3f}x to {after:.3f}x" if before else f"first best {after:.3f}x"
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:].rstrip(".") + "."

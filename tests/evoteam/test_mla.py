@@ -246,6 +246,11 @@ def test_shipped_records_can_be_read():
         assert stored["device"]["name"] and stored["measurements"]["run"]["summary"]["n"] == 47
 
 
+def test_a_name_that_is_no_text_does_not_stop_a_record(tmp_path):
+    record.write(tmp_path / "report.json", "caf\udce9")
+    assert (tmp_path / "report.json").read_text() == "caf?"
+
+
 def test_the_record_is_replaced_whole(tmp_path):
     path = tmp_path / "report.json"
     record.write(path, "old")

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from evoteam.reporting import charts, claims, figures, report
+from evoteam.reporting import axes, claims, figures, report
 from evoteam.reporting.formats import finite
 
 
@@ -234,11 +234,11 @@ def test_every_verdict_has_its_meaning():
 @pytest.mark.parametrize(
     "axis, room, ticks",
     [
-        (charts.Axis("", 0, 10), 5, [0, 2, 4, 6, 8, 10]),
-        (charts.Axis("", 0, 1.06, whole=True), 6, [0, 1]),
-        (charts.Axis("", 0, 3.2, whole=True), 6, [0, 1, 2, 3]),
-        (charts.Axis("", 8, 75_145, log=True), 9, [10, 30, 100, 300, 1e3, 3e3, 1e4, 3e4]),
-        (charts.Axis("", 0.002, 0.0026, log=True), 6, [0.002, 0.0021, 0.0022, 0.0023, 0.0024, 0.0025, 0.0026]),
+        (axes.Axis("", 0, 10), 5, [0, 2, 4, 6, 8, 10]),
+        (axes.Axis("", 0, 1.06, whole=True), 6, [0, 1]),
+        (axes.Axis("", 0, 3.2, whole=True), 6, [0, 1, 2, 3]),
+        (axes.Axis("", 8, 75_145, log=True), 9, [10, 30, 100, 300, 1e3, 3e3, 1e4, 3e4]),
+        (axes.Axis("", 0.002, 0.0026, log=True), 6, [0.002, 0.0021, 0.0022, 0.0023, 0.0024, 0.0025, 0.0026]),
     ],
 )
 def test_ticks_are_round_and_inside(axis, room, ticks):
@@ -247,7 +247,7 @@ def test_ticks_are_round_and_inside(axis, room, ticks):
 
 
 def test_a_log_axis_places_equal_ratios_at_equal_distances():
-    axis = charts.Axis("", 1, 16, log=True)
+    axis = axes.Axis("", 1, 16, log=True)
     assert [axis.place(value) for value in (1, 2, 4, 8, 16)] == pytest.approx([0, 0.25, 0.5, 0.75, 1])
 
 
