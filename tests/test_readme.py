@@ -1,5 +1,6 @@
 """What the README says about the program is what the program says."""
 
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -42,7 +43,8 @@ def test_the_opening_counts_the_claims_by_what_they_take():
 
 
 def test_the_opening_does_not_deny_a_run_that_ships():
-    ships = any((ROOT / "kernels" / "archive").rglob("run.json"))
+    runs = (json.loads(path.read_text()) for path in (ROOT / "kernels" / "archive").rglob("run.json"))
+    ships = any(run["task"] == "mla-paged-decode" for run in runs)
     assert ("no such run ships" in " ".join(TEXT.split())) is not ships
 
 

@@ -44,6 +44,7 @@ class Story:
         }
         self.add("attempt", id=name, call=name, **who, techniques=list(techniques), unconfirmed=[])
         verdict = {
+            "phase": "time",
             "failure": failure,
             "score": score or 0.0,
             "full_score": score,
