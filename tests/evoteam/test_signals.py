@@ -51,6 +51,8 @@ class Story:
             "gpu_seconds": 0.0,
             "worst": {"index": 3},
             "rows": [],
+            "message": "",
+            "device": "",
         }
         self.add("verdict", attempt=name, verdict=verdict)
 
@@ -64,6 +66,7 @@ class Story:
             by=by,
             action="continue",
             diagnosis="",
+            evidence=[],
             rules=rules,
             tokens=self.state.ledger.total.tokens,
             round=self.state.round,
