@@ -8,7 +8,7 @@ and outputs, one socket and one output file. Every kind of cheat listed here has
 
 Covered: wrong answers of every kind (zeros, NaN, -inf where none is due, other dtypes, too low a precision, one wrong
 element); patched clocks and synchronization; results kept by pointer, shape or fingerprint; results left over in
-memory; batched, deferred and background work; forged replies; edited inputs; files outside its folder, network, other
+memory; batched, deferred and background work, in processes of its own too; forged replies; edited inputs; files outside its folder, network, other
 processes; hanging, forking, flooding the log, filling disk or memory, killing its own process, outliving its limit.
 
 Not covered: bugs of the operating system's kernel, of the GPU driver and of the GPU (a kernel can hang or crash the
