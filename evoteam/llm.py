@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from evoteam.budget import CHARS_PER_TOKEN, Usage, tokens_of
 from evoteam.journal import read_events
-from evoteam.judging.files import read_plain
+from evoteam.judging.files import read_regular
 
 MAX_DEPTH = 60
 SCRIPT_BYTES = 1 << 28
@@ -179,7 +179,7 @@ class ScriptedModel:
     @classmethod
     def load(cls, path: Path) -> "ScriptedModel":
         try:
-            answers = json.loads(read_plain(path, SCRIPT_BYTES).decode())
+            answers = json.loads(read_regular(path, SCRIPT_BYTES).decode())
         except OSError as error:
             raise ProviderError(f"cannot read the script {path}: {error.strerror}") from None
         except (ValueError, RecursionError) as error:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from evoteam.budget import KINDS, Usage
-from evoteam.judging.files import read_plain
+from evoteam.judging.files import read_regular
 from evoteam.judging.verdict import Verdict, VerdictError
 from evoteam.llm import Reply, Request, estimated_usage, tidy
 from evoteam.memory import write_atomically
@@ -82,7 +82,7 @@ def _answer_of(question: Path) -> Path:
 def _lacks(answer: Path) -> str:
     """What keeps a file from being an answer, "" when it is one."""
     try:
-        text = read_plain(answer, ANSWER_BYTES + 1)
+        text = read_regular(answer, ANSWER_BYTES + 1)
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     if len(text) > ANSWER_BYTES:
@@ -257,7 +257,7 @@ class MailboxJudge:
 
     def _accept(self, path: Path, expected: dict[str, str], best: float, watch: _Watch) -> Verdict | None:
         try:
-            verdict = Verdict.from_json(read_plain(path, ANSWER_BYTES).decode())
+            verdict = Verdict.from_json(read_regular(path, ANSWER_BYTES).decode())
             wrong = [name for name, value in expected.items() if getattr(verdict, name) != value]
             reason = ", ".join(f"{name} is {getattr(verdict, name)}, wanted {expected[name]}" for name in wrong)
             if verdict.score > best and verdict.full_score is None:

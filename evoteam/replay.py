@@ -58,7 +58,7 @@ def replay(recorded: Path, target: Path, *, remeasure: bool = False, unsafe: boo
     else:
         lines = [
             f"{same} of {len(then)} decisions are the recorded ones; best score {after.best_score:.3f}",
-            f"repeated: {answers}, {count(len(after.judged), 'recorded verdict')}; no model was asked, nothing measured",
+            f"repeated: {answers}, {verdicts}; no model was asked, nothing measured",
         ]
     if not equal:
         lines.append(

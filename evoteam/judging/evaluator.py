@@ -8,8 +8,9 @@ and outputs, one socket and one output file. Every kind of cheat listed here has
 
 Covered: wrong answers of every kind (zeros, NaN, -inf where none is due, other dtypes, too low a precision, one wrong
 element); patched clocks and synchronization; results kept by pointer, shape or fingerprint; results left over in
-memory; batched, deferred and background work, in processes of its own too; forged replies; edited inputs; files outside its folder, network, other
-processes; hanging, forking, flooding the log, filling disk or memory, killing its own process, outliving its limit.
+memory; batched, deferred and background work, also by processes of its own or by the one that confines it; forged
+replies; edited inputs; files outside its folder, network, other processes; hanging, forking, flooding the log, filling
+disk or memory, killing its own process, outliving its limit.
 
 Not covered: bugs of the operating system's kernel, of the GPU driver and of the GPU (a kernel can hang or crash the
 GPU, and read what other processes left in its memory); a CPU candidate that moves to a quieter core, or shares its work
@@ -32,7 +33,7 @@ from pathlib import Path
 
 from evoteam.judging import processes
 from evoteam.judging.child import Limits
-from evoteam.judging.files import read_plain, write_atomically
+from evoteam.judging.files import read_regular, write_atomically
 from evoteam.judging.verdict import MAX_SOURCE_BYTES, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +55,7 @@ class EvaluationError(RuntimeError):
 def read_source(path: Path) -> bytes:
     """The bytes of a candidate. Raises EvaluationError when they cannot be had."""
     try:
-        source = read_plain(path, READ_BYTES + 1)
+        source = read_regular(path, READ_BYTES + 1)
     except OSError as error:
         raise EvaluationError(f"cannot read the candidate {path}: {error.strerror}") from error
     if len(source) > READ_BYTES:

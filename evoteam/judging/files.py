@@ -1,4 +1,4 @@
-"""Files at paths that somebody else chose: only plain ones are read, so many bytes at most; written whole or not at all."""
+"""Files at paths that somebody else chose: only regular ones are read, to a bound; written whole or not at all."""
 
 import contextlib
 import os
@@ -9,15 +9,15 @@ from pathlib import Path
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
-def read_plain(path: Path, limit: int) -> bytes:
-    """The first `limit` bytes of a regular file. OSError for whatever else stands there: a pipe could block for ever."""
-    _require_plain(os.stat(path))
+def read_regular(path: Path, limit: int) -> bytes:
+    """The first `limit` bytes of a regular file. OSError for what else stands there: a pipe could block."""
+    _require_regular(os.stat(path))
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        _require_plain(os.fstat(file.fileno()))
+        _require_regular(os.fstat(file.fileno()))
         return file.read(limit)
 
 
-def _require_plain(found: os.stat_result) -> None:
+def _require_regular(found: os.stat_result) -> None:
     kind = stat.S_IFMT(found.st_mode)
     if kind != stat.S_IFREG:
         raise OSError(0, f"it is {KINDS.get(kind, 'a device')}, wanted a regular file")

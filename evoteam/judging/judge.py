@@ -1,4 +1,4 @@
-"""The evaluator process: `python -m evoteam.judging.judge OPTIONS`, one JSON request a line on stdin, a verdict a line out.
+"""The evaluator process: `python -m evoteam.judging.judge OPTIONS`, a JSON request a line in, a verdict a line out.
 
 It imports torch, the task and its reference, which the caller's process never does, and it ends when the caller does.
 While it gets ready, and after every evaluation, it starts the next candidate's confined process, which imports torch at
@@ -162,7 +162,7 @@ class Judge:
                 os.sched_setaffinity(0, others)
 
     def judge(self, source_path: Path, *, full: bool, best: float | None) -> dict:
-        """The verdict on one source file, as the fields of a Verdict that are known here, and the candidate's `output`."""
+        """The verdict on one source file: the fields of a Verdict that are known here, and the candidate's `output`."""
         evaluation, failure = Evaluation(), None
         child, self.spare = self.spare, None
         try:

@@ -121,15 +121,21 @@ def with_cookie(cookie: str) -> set[int]:
     return {pid for pid in _parents() if cookie.encode() in _read(pid, "environ")} - {os.getpid()}
 
 
-def memory_bytes(pids: Iterable[int]) -> int:
-    """Resident memory of these processes, shared pages counted once in all; those that are gone count nothing."""
-    total = 0
+def memory_bytes(pids: Iterable[int], patience: float = 1.0) -> int:
+    """Resident memory of these processes, shared pages counted once in all; those that are gone count nothing.
+
+    A process that forks without end makes whoever reads its page tables wait: after `patience` seconds the rest is
+    left out.
+    """
+    total, end = 0, time.monotonic() + patience
     for pid in pids:
         try:
             with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
                 total += sum(int(line.split()[1]) << 10 for line in file if line.startswith(b"Pss:"))
         except OSError:
             total += resident_bytes([pid])
+        if time.monotonic() > end:
+            break
     return total
 
 

@@ -309,6 +309,36 @@ def test_child_at_every_level(child):
     assert not os.path.exists(child.scratch.name)
 
 
+HIJACK = """
+import os, time
+spin = {"x86_64": b"\\xeb\\xfe", "aarch64": b"\\x00\\x00\\x00\\x14"}[os.uname().machine]
+where = int(open("/proc/1/syscall").read().split()[-1], 16)
+with open("/proc/1/mem", "r+b", buffering=0) as memory:
+    memory.seek(where)
+    memory.write(spin)
+if os.fork() == 0:
+    if os.fork() == 0:
+        time.sleep(0.1)  # an orphan by then: its end wakes the first process
+    os._exit(0)
+os.wait()
+time.sleep(0.3)
+def f(): pass
+"""
+
+
+def test_work_that_the_confining_process_is_made_to_do_counts_and_is_held(child):
+    """Where the candidate can write to the memory of the first process in its namespace, and make it compute."""
+    if "error" in load(child, HIJACK):
+        pytest.skip("this level keeps its first process to itself")
+    child.cpu_since_mark()
+    time.sleep(0.3)
+    assert child.cpu_since_mark() > 2e7 and not child.strays()
+    child.hold()
+    child.cpu_since_mark()
+    time.sleep(0.3)
+    assert child.cpu_since_mark() == 0
+
+
 def test_answer_given_at_the_limit_is_kept():
     """The process answers, then ends; the limit passes before anybody looks."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
