@@ -46,7 +46,7 @@ def replay(recorded: Path, target: Path, *, remeasure: bool = False, unsafe: boo
     then, now = _decisions(journal, remeasure), _decisions(target / JOURNAL, remeasure)
     same = next((i for i, (a, b) in enumerate(zip(then, now)) if a[1] != b[1]), min(len(then), len(now)))
     equal = same == len(then)
-    answers = count(after.models.total(), "recorded answer")
+    answers, verdicts = count(after.models.total(), "recorded answer"), count(len(after.judged), "recorded verdict")
     if remeasure:
         lines = [
             f"repeated: {answers}; no model was asked",

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -234,11 +235,14 @@ def test_unknown_task_is_named():
 
 
 def test_evaluator_process_that_dies_is_reported_and_replaced(write, tmp_path):
+    slow = "import time\ndef mla_paged_decode(*_):\n    time.sleep(3600)\n"
     with Evaluator(TASK, limits=Limits(workload_s=0.1)) as evaluator:
-        os.kill(evaluator.process.pid, signal.SIGKILL)
+        pid = evaluator.process.pid
+        threading.Timer(3.0, os.kill, (pid, signal.SIGKILL)).start()
         with pytest.raises(EvaluationError, match="gave no verdict"):
-            evaluator.evaluate(write(WRONG), tmp_path)
+            evaluator.evaluate(write(slow), tmp_path)
         assert evaluator.evaluate(write(WRONG), tmp_path).failure == "wrong-answer"
+        assert evaluator.process.pid != pid
 
 
 LIGHT = """
