@@ -12,7 +12,8 @@ from pathlib import Path
 
 SCHEMA = 2  # 1: lines without a seal
 JOURNAL = "events.jsonl"
-SEAL = re.compile(rb',"crc":"([^"]*)"\}\n?$')
+SEAL = re.compile(rb',"crc":"[^"]*"\}\n?$')
+SEALED = len(',"crc":"00000000"}')
 
 
 class FolderError(RuntimeError):
@@ -28,8 +29,13 @@ def damaged(path: Path, number: int, what: str) -> FolderError:
 
 def line_of(event: dict) -> bytes:
     """An event as a line of the journal."""
-    text = json.dumps(event, separators=(",", ":")).encode()
-    return text[:-1] + b',"crc":"%08x"}\n' % zlib.crc32(text)
+    text = json.dumps(event, separators=(",", ":")).encode()[:-1]
+    return text + _seal(text) + b"\n"
+
+
+def _seal(text: bytes) -> bytes:
+    """What ends the line of an event: its last field is the checksum of what it would be without it."""
+    return b',"crc":"%08x"}' % zlib.crc32(b"}", zlib.crc32(text))
 
 
 def read_events(path: Path) -> Iterator[dict]:
@@ -55,7 +61,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict | None]]:
             if schema > 1 and "crc" not in event:
                 raise damaged(path, number, "it has no checksum, and every line of this journal has one")
             wanted, fragments = wanted + 1, []
-            yield number, {name: value for name, value in event.items() if name != "crc"}
+            event.pop("crc", None)
+            yield number, event
     beginning = b'{"seq":%d,' % wanted
     for number, line, fault in fragments[:-1]:
         if not beginning.startswith(line.rstrip(b"\n")[: len(beginning)]):
@@ -72,10 +79,8 @@ def _event(line: bytes) -> tuple[dict | None, str]:
         return None, f"it is not JSON ({error})"
     if not isinstance(event, dict) or not isinstance(event.get("seq"), int) or not isinstance(event.get("kind"), str):
         return None, "it is no event: an object with seq and kind is wanted"
-    if "crc" in event:
-        seal = SEAL.search(line)
-        if not seal or seal[1] != b"%08x" % zlib.crc32(line[: seal.start()] + b"}"):
-            return None, "its checksum does not fit: the line was changed after it had been written"
+    if "crc" in event and _seal(line.rstrip(b"\n")[:-SEALED]) != line.rstrip(b"\n")[-SEALED:]:
+        return None, "its checksum does not fit: the line was changed after it had been written"
     return event, ""
 
 
