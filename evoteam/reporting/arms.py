@@ -124,14 +124,14 @@ def _evidence(session: Session, claim: Claim, runs: dict, live: Live | None, sto
         return Evidence(claims.NOT_RUN, reason="no run of this arm ships with this version; --live makes one")
     folder, summary = runs[claim.task, claim.arm]
     best = summary["best"]
-    if live:
-        return Evidence(
-            value=best["full_score"] if best else 0.0, device=_device(summary), reason=f"a live run, {_origin(summary)}"
-        )
-    device = session.gpu() if best else None
+    device = session.gpu() if best and not live else None
     if device is None:
         value = best["full_score"] if best else 0.0
-        return Evidence(claims.RECORDED, value, device=_device(summary), reason=f"recorded, {_origin(summary)}")
+        if value is None:
+            reason = f"{best['id']}, the best of the run, was not evaluated on all workloads"
+            return Evidence(claims.NOT_RUN, device=_device(summary), reason=reason)
+        how, absent = ("a live run", "") if live else ("recorded", claims.RECORDED)
+        return Evidence(absent, value, device=_device(summary), reason=f"{how}, {_origin(summary)}")
     return _measured_again(session, claim, folder / "attempts" / best["id"] / "kernel.py", device)
 
 
@@ -183,12 +183,18 @@ def _row(folder: Path, summary: dict, live: bool) -> dict:
             note += f"; replayed: {replay(folder, Path(target) / 'run').text.splitlines()[0]}"
     return {
         "title": f"Arm {_arm(summary)} on {summary['task']}",
-        "value": f"{best['full_score'] or best['score']:.3f}x" if best else "nothing valid",
+        "value": _reached(best) if best else "nothing valid",
         "device": _device(summary),
         "verdict": "measured" if live else claims.RECORDED,
         "note": note,
         "conditions": "",
     }
+
+
+def _reached(best: dict) -> str:
+    if best["full_score"] is None:
+        return f"{best['score']:.3f}x on the agents' workloads"
+    return f"{best['full_score']:.3f}x on all workloads"
 
 
 def _trimmed(summary: dict) -> dict:

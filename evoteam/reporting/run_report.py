@@ -9,7 +9,7 @@ from evoteam.reporting import record
 from evoteam.reporting.charts import Bars
 from evoteam.reporting.downloads import download, to_csv
 from evoteam.reporting.figures import Figure
-from evoteam.reporting.formats import finite, number, sentence
+from evoteam.reporting.formats import MISSING, finite, number, sentence
 from evoteam.reporting.report import render_run
 from evoteam.reporting.run_figures import KINDS, budget, curves, failures, label, roles, section_id, weighted, yields
 from evoteam.summary import summarise
@@ -76,7 +76,7 @@ def comparison(summaries: Sequence[dict]) -> View:
                 label(s),
                 *(number(value, ".3f", "x") for value in (best(s), reached, reached_full)),
                 *(number(spend[key], ",.0f") for key in ("tokens", "full_cache_tokens", "raw_tokens")),
-                f"${spend['dollars']:,.2f}",
+                _dollars(s),
                 str(spend["evaluations"]),
             )
         )
@@ -117,15 +117,16 @@ def view(summary: dict) -> View:
         (
             "best score",
             number(best(summary), ".3f", "x"),
-            summary["best"]["id"] if summary["best"] else "nothing valid",
+            _best_of(summary),
         ),
         ("attempts", str(len(judged)), f"{valid} valid"),
         ("teams", str(len(summary["teams"])), ""),
         ("tokens", number(spend["tokens"], ",.0f"), f"{spend['estimated_calls']} of {spend['calls']} calls estimated"),
         ("raw tokens", number(spend["raw_tokens"], ",.0f"), f"{spend['cache_hit_rate']:.0%} of prompts cached"),
-        ("dollars", f"${spend['dollars']:,.2f}", ""),
-        ("GPU seconds", number(spend["gpu_seconds"], ",.0f"), ""),
+        ("dollars", _dollars(summary), "" if _priced(summary) else "no price is known"),
     ]
+    if spend["gpu_seconds"]:
+        tiles.append(("GPU seconds", number(spend["gpu_seconds"], ",.0f"), ""))
     figures = [curves([summary]), roles(summary), yields(summary), budget(summary)]
     if summary["failures"]:
         figures.insert(3, failures(summary))
@@ -147,6 +148,23 @@ def view(summary: dict) -> View:
 
 def best(summary: dict) -> float | None:
     return summary["best"]["score"] if summary["best"] else None
+
+
+def _best_of(summary: dict) -> str:
+    """Which attempt was best, and its score on all workloads: agents see the score on some of them only."""
+    found = summary["best"]
+    if not found:
+        return "nothing valid"
+    whole = found["full_score"]
+    return found["id"] if whole is None else f"{found['id']}; on all workloads {whole:.3f}x"
+
+
+def _priced(summary: dict) -> bool:
+    return summary["rates"].get("dollars_in") is not None
+
+
+def _dollars(summary: dict) -> str:
+    return f"${summary['spend']['dollars']:,.2f}" if _priced(summary) else MISSING
 
 
 def best_within(summary: dict, tokens: float, key: str) -> float | None:
@@ -177,4 +195,4 @@ def _lineage(team: dict) -> dict:
 def _reached(before: float, after: float) -> str:
     if not after:
         return "nothing valid"
-    return f"best {before:.3f}x to {after:.3f}x" if before else f"first best {after:.3f}x"
+    return f"best {before:.3f}x to {after:.3f}x" if before else f"best {after:.3f}x"

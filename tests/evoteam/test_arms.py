@@ -94,6 +94,25 @@ def test_a_recorded_run_on_the_gpu_task_is_shown_without_a_gpu(ship, run_folder)
     assert (judged.verdict, judged.measured, judged.device) == ("recorded", 0.8, "made-up GPU")
 
 
+@pytest.mark.parametrize("live", [False, True])
+def test_a_best_that_was_not_evaluated_on_all_workloads_judges_nothing(ship, run_folder, monkeypatch, live):
+    folder = on_gpu_task(run_folder("a", attempts=20), full_score="null")
+    ship(folder)
+    monkeypatch.setattr(arms, "_run_live", lambda *_: ([folder], ""))
+    made = session("same-budget")
+    arms.judge(made, arms.Live("m", 1, "mla-paged-decode", folder) if live else None)
+    judged = verdicts(made)["same-budget-evolving"]
+    assert judged.verdict == "not-run" and judged.reason.endswith("was not evaluated on all workloads")
+    assert made.report["observations"][0]["value"].endswith("x on the agents' workloads")
+
+
+def test_nothing_on_all_workloads_is_not_hidden_by_the_agents_score(ship, run_folder):
+    ship(on_gpu_task(run_folder("a", attempts=20), full_score=0.0))
+    made = session("same-budget")
+    arms.judge(made)
+    assert made.report["observations"][0]["value"] == "0.000x on all workloads"
+
+
 def test_with_a_gpu_its_best_kernel_is_measured_again(ship, run_folder, monkeypatch, scope_record):
     ship(on_gpu_task(run_folder("a", attempts=20)))
     seen = []

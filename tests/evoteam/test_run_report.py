@@ -165,7 +165,19 @@ def test_flags_of_new_teams_carry_their_names(tmp_path, run_folder):
 
 def test_a_first_team_did_not_begin_at_zero(tmp_path, run_folder):
     html = page_of(tmp_path, run_folder("run", attempts=3))
-    assert "first best 1.000x" in html and "0.000x" not in html
+    assert "tokens, best 1.000x<" in html and "0.000x" not in html
+
+
+def test_the_score_on_all_workloads_stands_beside_that_of_the_agents(tmp_path, run_folder):
+    folder = run_folder("run", attempts=3)
+    journal = folder / "events.jsonl"
+    journal.write_text(journal.read_text().replace('"full_score": null', '"full_score": 0.875'))
+    assert "<small>a0001; on all workloads 0.875x</small>" in page_of(tmp_path, folder)
+
+
+def test_what_has_no_known_price_did_not_cost_nothing(tmp_path, run_folder):
+    html = page_of(tmp_path, run_folder("run", attempts=3))
+    assert "<dt>dollars</dt><dd>- <small>no price is known</small>" in html and "$0.00" not in html
 
 
 def test_bars_differ_without_color(tmp_path, run_folder):
