@@ -45,10 +45,11 @@ Every element of both outputs must be within 1e-2 absolute or relative of an fp6
 may be at most 1.5 times the baseline's. Inputs must not be written to.
 
 Timed is one call on the evaluator's clock, request to result, on one CPU core: all CPU time counts, that of other
-threads included, while time spent waiting for a CPU that other programs use does not. Between calls the process is
-stopped with all its threads, and it may leave no other process behind. Contents of every input change between calls
-while the buffers stay the same, so nothing derived from contents can be kept from call to call; scratch buffers can. If
-the function takes `out` and `lse` as keyword arguments, it is given buffers to write to and must return them.
+threads included, while time spent waiting for a CPU that other programs use does not. A call during which a thread or
+process begins costs its wall time on every CPU of the machine. Between calls the process is stopped with all its threads,
+and it may leave no other process behind. Contents of every input change between calls while the buffers stay the same, so
+nothing derived from contents can be kept from call to call; scratch buffers can. If the function takes `out` and `lse` as
+keyword arguments, it is given buffers to write to and must return them.
 
 The score is the geometric mean over the workloads of baseline time / your time. The baseline is a loop over requests in
 plain PyTorch, in fp32. Workloads have 1 to 64 requests of 1 to 450 rows; in some, all requests begin with the same

@@ -154,6 +154,13 @@ class Peer:
             if time.monotonic() > end:
                 raise Failure(self.at_fault, f"its process did not stop within {HOLD_SECONDS:.0f} s of its answer")
 
+    def stood_still(self) -> bool:
+        """Whether nothing of it runs, or ran since the last `cpu_since_mark`."""
+        try:
+            return all(map(processes.stopped, self.own)) and self.cpu_since_mark() == 0
+        except ProcessLookupError:
+            self.lost()
+
     def release(self) -> None:
         """Lets a stopped process go on."""
         self._signal(signal.SIGCONT)

@@ -3,11 +3,11 @@
 What makes a made-up time impossible or useless:
 - Clock, inputs and reference are here. A call ends when its outputs have been copied away: work that is put off is
   either in the time or not in the result.
-- Between calls the candidate's process is stopped, with all its threads, and may have no other process: nothing of it
-  runs before its inputs are there, or while the baseline does.
+- Between calls the candidate's process is stopped, with all its threads, and may have no other process; CPU time that it
+  used meanwhile is a cheat: nothing of it runs before its inputs are there, or while the baseline does.
 - A call costs the larger of its wall and CPU time, CPU time of all threads until the stop: threads gain nothing. Of the
-  wall time, what the call spent waiting for a CPU that others had is taken off, unless any process was begun meanwhile:
-  the candidate's could be those others.
+  wall time, what the call spent waiting for a CPU that others had is taken off. If any process or thread was begun on
+  this machine meanwhile, nothing is taken off and the candidate is charged with every CPU: the newcomer could be its own.
 - The same buffers hold other contents in every call. In a counted call all of them are new; unannounced between those
   stand traps, calls in which only values changed, or a single row whose effect can be seen.
 - Outputs are poisoned before every call. The traps, the fastest calls and others chosen at random are compared with the
@@ -98,6 +98,7 @@ class WallBench:
         self.random = random.SystemRandom()
         self.on_exception = "crash"
         self.standard: Standard | None = None
+        self.cpus = os.cpu_count() or 1
 
     def close(self) -> None:
         self.peers["baseline"].kill()
@@ -108,6 +109,7 @@ class WallBench:
         """The smallest awkward workload once: what the candidate compiles, it compiles now."""
         for peer in self.peers.values():
             peer.hold()
+            peer.cpu_since_mark()
         self.on_exception = "compile"
         self._check(smallest(self.task), calls=1)
         self.on_exception = "crash"
@@ -186,9 +188,11 @@ class WallBench:
     def _bind(self, workload, inputs: tuple, names: tuple[str, ...]) -> Standard:
         self.standard, _ = standard_of(self.task, workload, inputs, self.standard)
         for name in names:
+            self._refuse_work_while_held(name, workload)
             self.peers[name].release()
             reply = self.arenas[name].bind(self.peers[name], inputs, self.standard.outputs, OUTPUT_NAMES)
             self.peers[name].hold()
+            self.peers[name].cpu_since_mark()
             if "error" in reply:
                 raise Failure("evaluator", f"the {name}'s process could not map its inputs: {reply['message']}")
         self._refuse_processes(workload, "was running before the call")
@@ -198,7 +202,7 @@ class WallBench:
         """Microseconds of one call, and its outputs."""
         peer, arena = self.peers[name], self.arenas[name]
         arena.poison()
-        peer.cpu_since_mark()
+        self._refuse_work_while_held(name, workload)
         begun, waited = processes.begun(), self._waited(peer)
         start = time.perf_counter_ns()
         peer.release()
@@ -207,8 +211,9 @@ class WallBench:
         wall, waited = time.perf_counter_ns() - start, self._waited(peer) - waited
         peer.hold()
         if processes.begun() == begun:
-            wall -= waited
-        us = max(wall, peer.cpu_since_mark()) / 1e3
+            us = max(wall - waited, peer.cpu_since_mark()) / 1e3
+        else:  # one that came and went within the call leaves no trace of its time: it may have had every CPU
+            us = max(wall * (self.cpus if name == "candidate" else 1), peer.cpu_since_mark()) / 1e3
         row = row_of(workload)
         if name == "baseline":
             if "error" in reply:
@@ -223,6 +228,11 @@ class WallBench:
             raise Failure("cheat", f"it wrote to its inputs (argument {edited[0]}, counted from 0)", row)
         self._refuse_processes(workload, "was left running after the call returned")
         return us, outputs
+
+    def _refuse_work_while_held(self, name: str, workload) -> None:
+        """A timer of its own can wake a stopped process."""
+        if name == "candidate" and not self.child.stood_still():
+            raise Failure("cheat", "its process ran while it was stopped between two calls", row_of(workload))
 
     def _refuse_processes(self, workload, what: str) -> None:
         """The candidate's own process is stopped now: what is not there cannot come before the next call."""
