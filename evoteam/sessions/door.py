@@ -8,6 +8,7 @@ waits for its answer. Both go through `inbox`, so that the run deals with one af
 import json
 import os
 import secrets
+import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -18,10 +19,13 @@ from typing import Any
 import httpx2
 
 from evoteam.budget import CHARS_PER_TOKEN, Usage, tokens_of
+from evoteam.sessions.reach import kept, prompt_characters
 
 ANSWER_S = 900.0
-REQUEST_BYTES = 1 << 20  # of a request to the run
-CALL_BYTES = 64 << 20
+IDLE_S = 60.0  # a connection that sends nothing for so long is closed
+CONNECTIONS = 32
+REQUEST_BYTES = 512 << 10  # of a request to the run
+CALL_BYTES = 32 << 20
 PASSED_BACK = ("content-type", "retry-after", "request-id", "x-request-id", "x-should-retry")
 OWN = ("host", "connection", "content-length", "accept-encoding", "authorization", "x-api-key", "transfer-encoding")
 
@@ -65,8 +69,22 @@ class Door(ThreadingMixIn, UnixStreamServer):
         self.secret = secrets.token_hex(16)
         self.inbox: SimpleQueue = SimpleQueue()
         self.client = httpx2.Client(timeout=ANSWER_S)
+        self.free = threading.Semaphore(CONNECTIONS)
         super().__init__(str(path), _Handler)
         os.chmod(path, 0o600)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """A connection beyond CONNECTIONS is closed: a session must not use up the run's files and threads."""
+        if self.free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A session that hangs up is no fault of the run."""
@@ -80,6 +98,7 @@ class Door(ThreadingMixIn, UnixStreamServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    timeout = IDLE_S
     server: Door
 
     def log_message(self, *_: Any) -> None:
@@ -100,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == self.server.api["path"]:
             self._call(raw, path, query)
         elif path in self.server.api["free"]:
-            self._forward(raw, path, query, _Answer(self.server.api))
+            self._pass_on(raw, path, query)
         else:
             self._refuse(404, "nothing is served here")
 
@@ -122,18 +141,32 @@ class _Handler(BaseHTTPRequestHandler):
         text, refused = question.answer.get()
         self._send(200, json.dumps({"text": text, "refused": refused}).encode())
 
-    def _call(self, raw: bytes, path: str, query: str) -> None:
-        door, limit = self.server, self.server.api["limit"]
+    def _body_of(self, raw: bytes) -> dict | None:
+        """A call as it may be sent on, without what reaches past the walls; None where it was refused."""
+        door = self.server
         try:
             body = json.loads(raw)
-            model, wanted = body["model"], body.get(limit)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            model = body["model"]
+        except (ValueError, LookupError, TypeError, RecursionError):
             self._refuse(400, "wanted a JSON object with a model")
-            return
+            return None
         if model != door.model:
             self._refuse(400, f"this run is answered by {door.model}, not by {model}")
+            return None
+        return kept(body, door.api)
+
+    def _pass_on(self, raw: bytes, path: str, query: str) -> None:
+        if (body := self._body_of(raw)) is not None:
+            self._forward(json.dumps(body).encode(), path, query, _Answer(self.server.api))
+
+    def _call(self, raw: bytes, path: str, query: str) -> None:
+        door, limit = self.server, self.server.api["limit"]
+        body = self._body_of(raw)
+        if body is None:
             return
-        call = ModelCall(round(len(raw) / CHARS_PER_TOKEN), wanted if isinstance(wanted, int) and wanted > 0 else None)
+        wanted = body.get(limit)
+        prompt = round(prompt_characters(body) / CHARS_PER_TOKEN)
+        call = ModelCall(prompt, wanted if isinstance(wanted, int) and wanted > 0 else None)
         door.inbox.put(call)
         allowed = call.grant.get()
         if not allowed:
@@ -142,8 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
         answer = _Answer(door.api)
         error = "the session hung up"
         try:
-            body = _without_reach(body, door.api["tool_types"]) | {limit: allowed}
-            error = self._forward(json.dumps(body).encode(), path, query, answer)
+            error = self._forward(json.dumps(body | {limit: allowed}).encode(), path, query, answer)
         except OSError:
             error = "" if answer.whole else error
         finally:
@@ -190,15 +222,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("connection", "close")
         self.end_headers()
         self.wfile.write(data)
-
-
-def _without_reach(body: dict, types: list[str]) -> dict:
-    """The call without tools that the model's server runs itself: a web search there would go round the walls."""
-    body = {name: value for name, value in body.items() if name != "mcp_servers"}
-    if isinstance(body.get("tools"), list):
-        given = [tool for tool in body["tools"] if isinstance(tool, dict)]
-        body["tools"] = [tool for tool in given if tool.get("type", types[0]) in types]
-    return body
 
 
 class _Answer:

@@ -19,6 +19,8 @@ from evoteam.sessions.workplace import Workplace, walls
 from evoteam.state import Talk
 
 QUESTIONS = 60  # requests to the run in one turn
+ASKED_CHARACTERS = 1_000_000  # of all of them, as each is kept in the journal
+WATCH_S = 1.0
 POLL_S = 0.1
 LEFT_S = 5.0  # for the outcome of a call whose session is gone
 RECALLED = 1_500  # characters of an answer that an interrupted turn is reminded of
@@ -67,15 +69,17 @@ class _Session:
             door,
         )
         self.deadline = time.monotonic() + agent.minutes * 60
-        self.failed = ""
-        self.asked = False
+        self.failed = self.excess = ""
+        self.asked, self.characters = False, 0
+        self.watched = time.monotonic()
 
     def steps(self) -> Steps:
         reason = ""
         while not reason:
             item = self._next(self.door.inbox)
             if item is None:
-                reason = "finished" if self.place.process.poll() is not None else "timeout"
+                ended = self.place.process.poll() is not None
+                reason = self.excess or ("finished" if ended else "timeout")
             elif isinstance(item, Question):
                 reason = yield from self._question(item)
             else:
@@ -99,6 +103,10 @@ class _Session:
                     return None
             if now > self.deadline:
                 return None
+            if now > self.watched + WATCH_S:
+                self.watched, self.excess = now, self.place.excess()
+                if self.excess:
+                    return None
 
     def _question(self, question: Question) -> Generator[tuple[str, dict], Any, str]:
         """Have it answered; why the turn ends here, "" if it goes on."""
@@ -110,7 +118,8 @@ class _Session:
         told = yield "asked", fields
         self.deadline += time.monotonic() - started
         question.answer.put(told)
-        return "calls" if number >= QUESTIONS else ""
+        self.characters += len(str(fields["input"]))
+        return "calls" if number >= QUESTIONS or self.characters >= ASKED_CHARACTERS else ""
 
     def _call(self, call: ModelCall) -> Generator[tuple[str, dict], Any, str]:
         """Reserve, let it pass, settle; why the turn ends here, "" if it goes on."""
@@ -120,7 +129,9 @@ class _Session:
         allowed = 0 if spent else state.ledger.output_allowed(call.prompt_tokens, wanted)
         if not allowed:
             call.grant.put(0)
-            return "tokens" if spent else "budget"
+            if spent:
+                return "tokens"
+            return "prompt" if self.asked else "budget"  # a prompt that grew too long ends its turn, not the run
         reserved = Usage(cache_write=call.prompt_tokens, output=allowed, estimated=True)
         yield "call", {"key": key, "reserved": reserved.record()}
         self.asked = True

@@ -1,7 +1,8 @@
 """The second kind of turn: a coding agent's command line works until its session ends.
 
 A session is a generator of events for the journal. It is sent the answer to what it asked of the run, and ends with
-`turn_end`. A live one (live.py) starts the command line; a recorded one needs none, so a replay writes the same journal.
+`turn_end`. A live one (live.py) starts the command line; a recorded one needs none, and a replay writes the same
+journal.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ def take_session(folder: SharedFolder, steps: Steps, toolbox: Toolbox, limits: T
             told = None
             if kind == "turn_end":
                 break
-            if kind == "call":
+            if kind in ("call", "asked"):
                 folder.check_space()
             folder.append(kind, **fields)
             if kind == "asked":

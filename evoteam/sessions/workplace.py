@@ -1,11 +1,12 @@
 """Where a session works: its files, and its walls.
 
-| level      | reads                                           | writes       | network                   | other processes |
-|------------|-------------------------------------------------|--------------|---------------------------|-----------------|
-| bubblewrap | system, packages, its program, what it is shown | its workspace| the door alone            | invisible       |
-| none       | everything                                      | everything   | all                       | all             |
+| level      | reads                                           | writes        | network        | other processes |
+|------------|-------------------------------------------------|---------------|----------------|-----------------|
+| bubblewrap | system, packages, its program, what it is shown | its workspace | the door alone | invisible       |
+| none       | everything                                      | everything    | all            | all             |
 
-The run's key stays outside at both levels. `none` is taken with unsafe=True only, where bubblewrap does not work.
+At both levels processes, memory and the size of the workspace are watched, and the run's key stays outside. `none` is
+taken with unsafe=True only, where bubblewrap does not work.
 """
 
 import os
@@ -26,6 +27,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SCORER = ("evoteam", "kernels", "tests")
 COOKIE = "EVOTEAM_SESSION"
+PROCESSES, MEMORY_BYTES, WORKSPACE_BYTES = 200, 8 << 30, 4 << 30
 
 
 class Workplace:
@@ -106,6 +108,15 @@ class Workplace:
             processes.sweep(f"{COOKIE}={self.cookie}", [self.process.pid])
             self.process.wait()
 
+    def excess(self) -> str:
+        """What the session uses too much of: "processes", "memory" or "disk", "" for nothing."""
+        tree = processes.descendants_quickly(self.process.pid)
+        if len(tree) > PROCESSES:
+            return "processes"
+        if processes.resident_bytes(tree) > MEMORY_BYTES and processes.memory_bytes(tree) > MEMORY_BYTES:
+            return "memory"
+        return "disk" if _size(self.workspace, WORKSPACE_BYTES) > WORKSPACE_BYTES else ""
+
     def last_words(self) -> str:
         """The end of what the command line printed."""
         with open(self.log, "rb") as log:
@@ -116,6 +127,21 @@ class Workplace:
 def walls(unsafe: bool) -> sandbox.Confinement:
     """bubblewrap; none with `unsafe` where it does not work. SandboxError otherwise."""
     return sandbox.choose(unsafe, levels=("bubblewrap",))
+
+
+def _size(folder: Path, enough: int) -> int:
+    """Bytes on disk below `folder`, links not followed; counting stops at `enough`."""
+    size, waiting = 0, [folder]
+    while waiting and size <= enough:
+        try:
+            for entry in os.scandir(waiting.pop()):
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(Path(entry.path))
+                else:
+                    size += entry.stat(follow_symlinks=False).st_blocks * 512
+        except OSError:
+            continue
+    return size
 
 
 def _filled(part: str, values: dict[str, str]) -> str:
