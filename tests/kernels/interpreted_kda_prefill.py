@@ -57,11 +57,12 @@ def test_segments_of_a_batch():
     assert max(errors(arguments, keywords, Schedule(128, 8, 2, 1))) < LIMIT
 
 
-def test_the_block_of_columns_changes_no_bit():
+def test_the_block_of_columns_changes_nothing():
     arguments, keywords = kda_inputs([70])
     wide = kda_prefill(*arguments, **keywords, schedule=Schedule(128, 8, 2))
     narrow = kda_prefill(*arguments, **keywords, schedule=Schedule(32, 4, 2))
-    assert all(torch.equal(a, b) for a, b in zip(wide, narrow, strict=True))
+    # not bit for bit: NumPy's products, by which the interpreter computes, sum in an order that shapes and CPUs decide
+    assert max(error_ratio(a, b) for a, b in zip(narrow, wide, strict=True)) < 1e-6
 
 
 def test_a_sequence_continues_from_its_final_state():
