@@ -34,6 +34,7 @@ def summarise(path: Path) -> dict:
         "best": state.best and _attempt(state.best),
         "curve": state.curve,
         "attempts": [_attempt(attempt) for attempt in state.judged],
+        "spread": _spread(state.judged),
         "repeats": len(state.repeats),
         "failures": [{"tokens": a.tokens, "kind": a.failure, "attempt": a.id} for a in state.judged if a.failure],
         "teams": [_team(state, index) for index in range(len(state.tenures))],
@@ -51,6 +52,12 @@ def summarise(path: Path) -> dict:
         "provider_failures": len(state.providers),
         "torn_lines": folder.torn,
     }
+
+
+def _spread(judged: list) -> dict:
+    """How many timed rows there are, and how many of them spread so widely that they say little."""
+    status = [row["status"] for attempt in judged for row in attempt.verdict["rows"] if "status" in row]
+    return {"rows": len(status), "wide": sum(value != "ok" for value in status)}
 
 
 def _agent(config: dict) -> str:

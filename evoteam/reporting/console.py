@@ -190,13 +190,14 @@ def comparison_table(comparison: dict) -> Table:
 
 def arms_table(runs: list[dict], how: str) -> Table:
     """Runs of the arms: what each reached, and what it spent in the budget's unit."""
-    names = ("arm", "task", "best", "attempts", "teams", "tokens")
+    names = ("arm", "task", "best", "attempts", "wide rows", "teams", "tokens")
     table = _table(
         f"runs of the arms, {how}", *((name, "left" if name in ("arm", "task") else "right") for name in names)
     )
     for run in runs:
         best = run["best"]["score"] if run["best"] else None
-        counts = (str(len(run["attempts"])), str(len(run["teams"])), f"{run['spend']['tokens']:,.0f}")
+        wide = f"{run['spread']['wide']}/{run['spread']['rows']}"
+        counts = (str(len(run["attempts"])), wide, str(len(run["teams"])), f"{run['spend']['tokens']:,.0f}")
         table.add_row(run["arm"], run["task"], number(best, ".2f", "x"), *counts)
     return table
 

@@ -63,7 +63,7 @@ def measured(found: tuple | None) -> str:
         f"Measured {stored['created'][:10]} on one {gpu} by `{command}`; {shown}.",
         f"Raw samples: `{path.relative_to(record.ROOT)}`. {stored.get('note', '')}".strip(),
         "",
-        "| claim | paper | here | scope | verdict |",
+        "| claim | paper | here | scope | verdict then |",
         "|---|---|---|---|---|",
         *(
             f"| {' | '.join(claim[key] or '-' for key in CLAIM_COLUMNS)} |"

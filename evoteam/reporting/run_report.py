@@ -99,11 +99,18 @@ def comparison(summaries: Sequence[dict]) -> View:
         tuple(KINDS.values()),
         "tokens",
     )
-    note = f"At the budget that every arm spent: {common:,.0f} input-equivalent tokens"
-    note += f", or {common_full:,.0f} with cache reads at full weight."
+    note = f"Compared at what the arm that spent least had spent: {common:,.0f} input-equivalent tokens; counted with "
+    note += f"cache reads at full weight, {common_full:,.0f}. {_wide(summaries)}"
     name = f"{summaries[0]['task']}-arms"
     spent = Figure(f"{name}-spend", "Tokens by kind", sentence(summaries[0]["unit"]), spend_bars, columns, rows)
     return View(name, f"The arms side by side: {summaries[0]['task']}", note, tiles, [best_scores, spent])
+
+
+def _wide(summaries: Sequence[dict]) -> str:
+    rows, wide = (sum(s["spread"][name] for s in summaries) for name in ("rows", "wide"))
+    if not wide:
+        return ""
+    return f"{wide} of {rows} timed rows spread widely: scores that lie close together do not rank the arms."
 
 
 def view(summary: dict) -> View:
