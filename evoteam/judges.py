@@ -4,10 +4,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from evoteam.judging.evaluator import Evaluator
-from evoteam.judging.verdict import Verdict
-from evoteam.llm import RecordingEnds
 from evoteam.journal import JOURNAL, read_events
+from evoteam.judging.evaluator import EvaluationError, Evaluator
+from evoteam.judging.verdict import Verdict, VerdictError
+from evoteam.llm import RecordingEnds
 
 LOG = "log.txt"
 
@@ -48,4 +48,7 @@ class RecordedJudge:
         log = self.recorded / "attempts" / event["attempt"] / LOG
         if log.is_file():
             shutil.copyfile(log, attempt_dir / LOG)
-        return Verdict.from_json(event["verdict"])
+        try:
+            return Verdict.from_json(event["verdict"])
+        except VerdictError as error:
+            raise EvaluationError(f"the recorded verdict of {event['attempt']} cannot be read: {error}") from error

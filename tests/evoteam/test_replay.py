@@ -12,6 +12,7 @@ import pytest
 
 from evoteam import replay
 from evoteam.journal import JOURNAL, line_of
+from evoteam.judging.evaluator import EvaluationError
 from evoteam.llm import ScriptedModel
 from evoteam.memory import SharedFolder
 from tests.evoteam.test_search import evolving_script, revise
@@ -108,6 +109,17 @@ class Slower(ToyJudge):
     def evaluate(self, source, attempt_dir, *, best):
         verdict = super().evaluate(source, attempt_dir, best=best)
         return verdict if verdict.failure else dataclasses.replace(verdict, score=verdict.score / 2)
+
+
+def test_a_recorded_verdict_that_cannot_be_read_is_named(tmp_path):
+    run(tmp_path / "r", ScriptedModel({"engineer": [[write(1.0), FINISH]]}))
+    changed = events(tmp_path / "r")
+    for event in changed:
+        if event["kind"] == "verdict":
+            event["verdict"]["rows"] = [{"index": 3, "ratio": "fast"}]
+    (tmp_path / "r" / JOURNAL).write_bytes(b"".join(map(line_of, changed)))
+    with pytest.raises(EvaluationError, match="the recorded verdict of a0001 cannot be read: ratio of a row is"):
+        replay.replay(tmp_path / "r", tmp_path / "again")
 
 
 def test_a_replay_says_what_was_repeated_and_what_was_measured(tmp_path, monkeypatch):
