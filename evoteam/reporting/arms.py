@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from evoteam.digest import count
 from evoteam.reporting import claims, record
 from evoteam.reporting.claims import Claim, Evidence
 from evoteam.reporting.console import arms_table
@@ -170,7 +171,7 @@ def _origin(summary: dict) -> str:
     spent = f"{summary['spend']['tokens']:,.0f} input-equivalent tokens"
     written = f", written by {summary['agent']}" if summary["agent"] else ""
     who = f"answered by {answered}{written}"
-    return f"{str(summary['started'])[:10]}, {who}, {spent}, {len(summary['attempts'])} attempts"
+    return f"{str(summary['started'])[:10]}, {who}, {spent}, {count(len(summary['attempts']), 'attempt')}"
 
 
 def _row(folder: Path, summary: dict, live: bool) -> dict:

@@ -150,7 +150,7 @@ def runs_per_plan(name: str, record: dict) -> Figure:
                 points,
                 OURS,
                 line=True,
-                titles=[f"{runs} runs a plan: {ratio:.2f}x" for runs, ratio in table.items()],
+                titles=[f"runs per plan {runs}: {ratio:.2f}x" for runs, ratio in table.items()],
             )
         ],
         [
@@ -160,6 +160,7 @@ def runs_per_plan(name: str, record: dict) -> Figure:
     )
     holds = record.get("paper_runs_per_plan")
     note = "How the ratio depends on how many runs share one plan() of FlashInfer; the paper's number is not published."
+    note += " A run here is a layer of one CUDA-graph replay; the call scope launches each by itself, at a cost to both."
     if holds:
         note += f" A kernel at the paper's 0.96x would reach its 1.21x here at {number(holds, ',.0f')} runs a plan."
     rows = [(runs, number(ratio, ".3f", "x")) for runs, ratio in table.items()]

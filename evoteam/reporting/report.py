@@ -37,11 +37,11 @@ def render(report: dict, runs: Sequence = ()) -> str:
     sections = [section(name, shown[name], made) for name in MEASUREMENTS if name in shown]
     contents = [
         ("verdicts", "Verdicts"),
-        *([("observations", "Measured, not claimed")] if report["observations"] else []),
+        *([("observations", "Measured, claimed by nobody")] if report["observations"] else []),
         *([("recorded", "Recorded measurements")] if stored else []),
         *((item["id"], item["title"]) for item in sections),
         *([("comparison", "Against the record")] if report["comparison"] else []),
-        *([("selfcheck", "Without a GPU")] if report["selfcheck"] else []),
+        *([("selfcheck", "Checked without a GPU")] if report["selfcheck"] else []),
         *([("kda", "KDA prefill")] if report["kda"] else []),
         *((view.id, view.title) for view in runs),
         ("record", "The record"),

@@ -103,7 +103,7 @@ def _tiles(record: dict) -> list[tuple[str, str, str]]:
         counts = f"{len(summary['wrong'])} / {len(summary['unstable'])}"
         tiles.append(("wrong / wide spread", counts, f"of {summary['n']}"))
     if record["timer"] != "wall":
-        tiles.append(("an empty kernel reads, us", number(record["floor_us"], ".1f"), ""))
+        tiles.append(("empty kernel, us", number(record["floor_us"], ".1f"), ""))
     if record.get("caches"):
         tiles.append(("KV caches rotated over", str(record["caches"]), f"of {record['layers']} layers"))
     return [*tiles, (f"copy rate of {record['device']['name']}, TB/s", number(record["copy_tb_s"], ".2f"), "")]
