@@ -77,6 +77,7 @@ def _compile(text: str, name: str, kernel: str, arch: str, defines: Mapping[str,
     from cuda.bindings import nvrtc
 
     options = [f"--gpu-architecture={arch}", "--std=c++17", "--device-as-default-execution-space", "--ptxas-options=-v"]
+    options += ["--no-cache"]  # a hit in the driver's cache comes without the assembler's report
     options += [f"-D{key}={value}" for key, value in defines.items()]
     status, program = nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), 0, None, None)
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
