@@ -181,27 +181,23 @@ def _geometry(device: int, batch: int, heads: int, page_size: int, entries: int,
     return _Geometry(loaded, ctas * groups, ctas * groups * (2 if variant.flat else 1), numbers)
 
 
-_scratch: dict[tuple[int, int, int], tuple[object, int, int]] = {}  # (device, stream, capture) -> (owner, address, slots)
+_scratch: dict[tuple[int, int, int], tuple[int, int]] = {}  # (device, stream, capture) -> (address, slots)
 
 
 def _scratch_address(device: int, stream: int, slots: int) -> int:
     """Address of at least ``slots`` empty slots that belong to this stream, or to the graph now being captured on it.
 
     Launches of one stream follow each other and may share scratch. A graph may later run beside any stream, so each capture
-    gets its own; it is kept for the life of the process because the graph's end is not visible from here.
+    gets its own. Nothing is ever freed: launches and graphs that use it may be anywhere. Sizes double, so all that a stream
+    has held is less than twice what it holds.
     """
     capture = _capture_id(stream) if torch.cuda.is_current_stream_capturing() else 0
     key = (device, 0 if capture else stream, capture)
     held = _scratch.get(key)
-    if held is None or held[2] < slots:
-        if capture:
-            # `held` is kept as owner: launches captured before go on using it
-            held = (held, _allocate_empty(slots * SLOT_BYTES), slots)
-        else:
-            words = torch.full((slots * SLOT_BYTES // 4,), -1, dtype=torch.int32, device=torch.device("cuda", device))
-            held = (words, words.data_ptr(), slots)
-        _scratch[key] = held
-    return held[1]
+    if held is None or held[1] < slots:
+        slots = 1 << (slots - 1).bit_length()
+        held = _scratch[key] = (_allocate_empty(slots * SLOT_BYTES), slots)
+    return held[0]
 
 
 def _capture_id(stream: int) -> int:
@@ -213,7 +209,10 @@ def _capture_id(stream: int) -> int:
 
 
 def _allocate_empty(size: int) -> int:
-    """Memory of empty slots, filled once now and not at every replay of the graph that is being captured."""
+    """Memory of empty slots, filled once now and not at every replay of a graph that is being captured.
+
+    Not PyTorch's: what lives in the pool of a graph and is no output of it counts as a leak there.
+    """
     from cuda.bindings import driver
 
     with _outside_capture():
