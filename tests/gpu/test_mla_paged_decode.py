@@ -1,5 +1,6 @@
 """MLA paged decode on a GPU: general inputs, and what a server does with a kernel. Both back ends pass one list."""
 
+import concurrent.futures
 import itertools
 import math
 import random
@@ -288,6 +289,14 @@ def test_first_launch_of_a_stream_inside_a_capture(decode):
     torch.cuda.synchronize()
     for result in (before_replay, outputs, after_replay):
         assert all(torch.equal(a, b) for a, b in zip(result, expected))
+
+
+def test_a_thread_that_has_not_used_the_gpu(decode):
+    arguments, _ = inputs([5000, 3])
+    expected, outputs = decode(*arguments), poisoned(arguments)
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        thread.submit(decode, *arguments, **outputs).result()
+    assert torch.equal(outputs["out"], expected[0]) and torch.equal(outputs["lse"], expected[1])
 
 
 def test_tensors_on_another_device_than_the_current_one(decode):
