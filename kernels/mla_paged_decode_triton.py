@@ -127,6 +127,13 @@ def _finite(row_max):
 
 
 @triton.jit
+def _largest(x):
+    """The largest magnitude of a row, 1 where its inverse would be infinite."""
+    largest = tl.max(tl.abs(x), 1)
+    return tl.where(largest > 1e-30, largest, 1.0)
+
+
+@triton.jit
 def _lse(row_max, row_sum):
     return tl.where(row_sum > 0, row_max + tl.log2(tl.where(row_sum > 0, row_sum, 1.0)), float("-inf"))
 
@@ -136,11 +143,12 @@ def _lse(row_max, row_sum):
         "batch", "items", "slots", "partial_slots",
         "q_nope_b", "q_nope_h", "q_pe_b", "q_pe_h", "ckv_page", "ckv_row", "kpe_page", "kpe_row",
     ],
-    do_not_specialize_on_alignment=["kv_indptr", "kv_indices", "kv_lens", "lse", "partial_lse", "arrivals"],
+    do_not_specialize_on_alignment=["kv_indptr", "kv_indices", "kv_lens", "lse", "partial_scale", "partial_lse", "arrivals"],
 )  # fmt: skip
 def _mla_paged_decode(
     q_nope, q_pe, ckv, kpe, kv_indptr, kv_indices, kv_lens, out, lse,
-    partial_out,  # [slot, head block, BLOCK_H, 512]
+    partial_out,  # fp16 [slot, head block, BLOCK_H, 512], in units of the row's largest: no bits lost to the exponent
+    partial_scale,  # fp32 [slot, head block, BLOCK_H]: that unit
     partial_lse,  # fp32 [slot, head block, BLOCK_H]
     arrivals,  # int32 [level, slot, head block]: zero before and after every launch
     scale_log2e, batch, items, slots, partial_slots,
@@ -175,7 +183,9 @@ def _mla_paged_decode(
         q_pe_row = q_pe + request64 * (q_pe_b * STRIDE_UNIT) + head * (q_pe_h * STRIDE_UNIT)
         qr = tl.load(q_pe_row[:, None] + pe_dim, mask=(head < HEADS)[:, None], other=0.0).to(MMA_DTYPE)
         row_max = tl.full([BLOCK_H], float("-inf"), tl.float32)
-        row_sum = tl.zeros([BLOCK_H], tl.float32)
+        # Sums of the weights by column: of the weights as they are, which lse is made of, and as the products round them.
+        weight_sums = tl.zeros([BLOCK_H, BLOCK_N], tl.float32)
+        rounded_sums = tl.zeros([BLOCK_H, BLOCK_N], tl.float32)
         acc0 = tl.zeros([BLOCK_H, QUARTER], tl.float32)
         acc1 = tl.zeros([BLOCK_H, QUARTER], tl.float32)
         acc2 = tl.zeros([BLOCK_H, QUARTER], tl.float32)
@@ -198,15 +208,18 @@ def _mla_paged_decode(
             score = tl.where(valid[None, :], score * scale_log2e, float("-inf"))
             new_max = tl.maximum(row_max, tl.max(score, 1))
             decay = tl.exp2(row_max - _finite(new_max))
-            weight = tl.exp2(score - _finite(new_max)[:, None]).to(MMA_DTYPE)
-            row_sum = row_sum * decay + tl.sum(weight.to(tl.float32), 1)  # of the rounded weights, as the products use
+            exact = tl.exp2(score - _finite(new_max)[:, None])
+            weight = exact.to(MMA_DTYPE)
+            weight_sums = weight_sums * decay[:, None] + exact
+            rounded_sums = rounded_sums * decay[:, None] + weight.to(tl.float32)
             row_max = new_max
             acc0 = tl.dot(weight, k0, acc0 * decay[:, None])
             acc1 = tl.dot(weight, k1, acc1 * decay[:, None])
             acc2 = tl.dot(weight, k2, acc2 * decay[:, None])
             acc3 = tl.dot(weight, k3, acc3 * decay[:, None])
-        scale = 1.0 / tl.where(row_sum > 0, row_sum, 1.0)
-        row_lse = _lse(row_max, row_sum)
+        rounded_sum = tl.sum(rounded_sums, 1)
+        scale = 1.0 / tl.where(rounded_sum > 0, rounded_sum, 1.0)
+        row_lse = _lse(row_max, tl.sum(weight_sums, 1))
         out_row = request64 * HEADS + head
 
         # 3. merge
@@ -215,7 +228,9 @@ def _mla_paged_decode(
         else:
             first_slot = first_item - unsplit  # only split requests have slots
             row = ((first_slot + piece) * HEAD_BLOCKS + head_block).to(tl.int64) * BLOCK_H + heads
-            _store_quarters(acc0, acc1, acc2, acc3, scale, row_lse, partial_out, partial_lse, row, heads >= 0)
+            largest = tl.maximum(_largest(acc0), tl.maximum(_largest(acc1), tl.maximum(_largest(acc2), _largest(acc3))))
+            _store_quarters(acc0, acc1, acc2, acc3, 1 / largest, row_lse, partial_out, partial_lse, row, heads >= 0)
+            tl.store(partial_scale + row, scale * largest)
             dim = tl.arange(0, CKV)[None, :]
             level = 0
             nodes = pieces  # results left on this level
@@ -243,6 +258,7 @@ def _mla_paged_decode(
                     for one in tl.range(0, members, num_stages=MERGE_STAGES):
                         row = ((leader + one * step) * HEAD_BLOCKS + head_block).to(tl.int64) * BLOCK_H + heads
                         weight = tl.exp2(tl.load(partial_lse + row, cache_modifier=".cg") - row_max)
+                        weight *= tl.load(partial_scale + row, cache_modifier=".cg")
                         part = tl.load(partial_out + row[:, None] * CKV + dim, cache_modifier=".cg")
                         merged += part.to(tl.float32) * weight[:, None]
                     # By the sum, not by exp2(row_lse): that is rounded, coarsely where scores are large.
@@ -257,8 +273,11 @@ def _mla_paged_decode(
                     else:
                         tl.debug_barrier()  # in place of the first member, once every thread has read it
                         row = (leader * HEAD_BLOCKS + head_block).to(tl.int64) * BLOCK_H + heads
+                        largest = _largest(merged)
+                        merged *= (1 / largest)[:, None]
                         tl.store(partial_out + row[:, None] * CKV + dim, merged.to(partial_out.dtype.element_ty))
                         tl.store(partial_lse + row, row_lse)
+                        tl.store(partial_scale + row, largest)
                         level += 1
                         step *= FAN_IN
 
@@ -302,12 +321,12 @@ def launch(q_nope, q_pe, ckv_cache, kpe_cache, kv_indptr, kv_indices, sm_scale, 
     # requests than 2 * tokens / chunk <= 2 * slots.
     partial_slots = 2 * slots
     partial_rows = min(partial_slots, items) * head_blocks * BLOCK_H
-    partial_out = torch.empty((partial_rows, HEAD_DIM_CKV), dtype=_value_dtype(dtype), device=device)
-    partial_lse = torch.empty((partial_rows,), dtype=torch.float32, device=device)
+    partial_out = torch.empty((partial_rows, HEAD_DIM_CKV), dtype=torch.float16, device=device)
+    partial_scale, partial_lse = torch.empty((2, partial_rows), dtype=torch.float32, device=device)
     written = out if _value_dtype(dtype) == dtype else torch.empty_like(out, dtype=_value_dtype(dtype))
     _mla_paged_decode[(items * head_blocks,)](
         q_nope, q_pe, ckv_cache, kpe_cache, kv_indptr, kv_indices, kv_lens, written, lse,
-        partial_out, partial_lse, _arrivals(device, partial_slots, head_blocks),
+        partial_out, partial_scale, partial_lse, _arrivals(device, partial_slots, head_blocks),
         sm_scale * math.log2(math.e), batch, items, slots, partial_slots,
         *(stride // STRIDE_UNIT.value for t in (q_nope, q_pe, ckv_cache, kpe_cache) for stride in t.stride()[:2]),
         **_constants(heads, page_size, dtype, batch, _shared_memory(device)),
@@ -399,15 +418,15 @@ def cross_compile(arch: str, *, heads=16, page_size=1, batch=64, dtype=torch.bfl
         del constants["kv_lens"]
     types = {torch.bfloat16: "bf16", torch.float16: "fp16"}
     values, fp32, integers = (
-        ("q_nope", "q_pe", "ckv", "kpe", "out", "partial_out"),
-        ("lse", "partial_lse"),
+        ("q_nope", "q_pe", "ckv", "kpe", "out"),
+        ("lse", "partial_scale", "partial_lse"),
         ("kv_indptr", "kv_indices", "kv_lens", "arrivals"),
     )
     names = _mla_paged_decode.arg_names
     signature = {name: "i32" for name in names} | {"scale_log2e": "fp32"}
-    signature |= dict.fromkeys(values, "*" + types[dtype]) | dict.fromkeys(fp32, "*fp32")
+    signature |= {"partial_out": "*fp16"} | dict.fromkeys(values, "*" + types[dtype]) | dict.fromkeys(fp32, "*fp32")
     signature |= dict.fromkeys(integers, "*i32") | dict.fromkeys(constants, "constexpr")
-    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in values}
+    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in (*values, "partial_out")}
     target = GPUTarget("cuda", int(arch[3:]), 32) if nvidia else GPUTarget("hip", arch, 64)
     source = ASTSource(_mla_paged_decode, signature, constants, aligned)
     compiled = triton.compile(source, target=target, options=_options(nvidia))
