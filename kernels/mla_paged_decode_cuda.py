@@ -187,12 +187,11 @@ _scratch: dict[tuple[int, int, int], tuple[int, int]] = {}  # (device, stream, c
 def _scratch_address(device: int, stream: int, slots: int) -> int:
     """Address of at least ``slots`` empty slots that belong to this stream, or to the graph now being captured on it.
 
-    Launches of one stream follow each other and may share scratch. A graph may later run beside any stream, so each capture
-    gets its own. Nothing is ever freed: launches and graphs that use it may be anywhere. Sizes double, so all that a stream
-    has held is less than twice what it holds.
+    Launches of one stream follow each other and may share scratch, those of two streams captured into one graph may not. A
+    graph may later run beside any stream, so each capture gets its own. Nothing is ever freed: launches and graphs that use
+    it may be anywhere. Sizes double, so all that a stream has held is less than twice what it holds.
     """
-    capture = _capture_id(stream) if torch.cuda.is_current_stream_capturing() else 0
-    key = (device, 0 if capture else stream, capture)
+    key = (device, stream, _capture_id(stream) if torch.cuda.is_current_stream_capturing() else 0)
     held = _scratch.get(key)
     if held is None or held[1] < slots:
         slots = 1 << (slots - 1).bit_length()

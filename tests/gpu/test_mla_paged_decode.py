@@ -276,6 +276,26 @@ def test_graphs_captured_on_one_stream_and_replayed_on_two(decode):
     assert torch.equal(eager[0], expected[0][0])
 
 
+def test_two_branches_of_one_graph(decode):
+    jobs = [inputs([7000, 12], seed=1)[0], inputs([6000, 300], seed=2)[0]]
+    expected = [decode(*job) for job in jobs]
+    torch.cuda.synchronize()
+    graph, side, outputs = torch.cuda.CUDAGraph(), torch.cuda.Stream(), [poisoned(job) for job in jobs]
+    with torch.cuda.graph(graph):
+        main = torch.cuda.current_stream()
+        side.wait_stream(main)
+        for stream, job, output in zip((main, side), jobs, outputs):
+            with torch.cuda.stream(stream):
+                for _ in range(4):
+                    decode(*job, **output)
+        main.wait_stream(side)
+    for _ in range(100):
+        graph.replay()
+    torch.cuda.synchronize()
+    for output, wanted in zip(outputs, expected):
+        assert torch.equal(output["out"], wanted[0]) and torch.equal(output["lse"], wanted[1])
+
+
 def test_first_launch_of_a_stream_inside_a_capture(decode):
     job, _ = inputs([5000, 3])
     expected = decode(*job)
