@@ -98,7 +98,11 @@ def evidence(progress: Progress | None = None, *, modes: tuple[str, ...] = tuple
     if device:
         from kernels.kda_measure import measure_kda
 
-        found["measurement"] = _labeled("measurement", measure_kda(device, progress=progress))
+        try:
+            found["measurement"] = _labeled("measurement", measure_kda(device, progress=progress))
+        except RuntimeError as error:  # other parts of the report do not depend on it
+            failed = f"the measurement on this GPU failed: {str(error).splitlines()[0]}"
+            found["record"] = _labeled("record", recorded()) | {"error": failed}
     else:
         found["record"] = _labeled("record", recorded())
     return {

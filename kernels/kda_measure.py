@@ -70,16 +70,24 @@ def _row(workload, device, stopwatch: Stopwatch, seed: int, baselines, copy_tb_s
         except BaselineUnavailable as error:
             missing[name] = str(error)
     graphs, outputs = {}, {}
-    for name, call in calls.items():
-        call()
-        if name != OURS:
-            kda_baselines.assert_backend(name, kda_baselines.kernels_of(call))
-        call()
+    for name, call in list(calls.items()):
+        try:
+            call()
+            if name != OURS:
+                kda_baselines.assert_backend(name, kda_baselines.kernels_of(call))
+            call()
+        except RuntimeError as error:
+            if name == OURS:
+                raise
+            del calls[name]
+            missing[name] = f"{name} failed: {str(error).splitlines()[0]}"
+            continue
         torch.cuda.synchronize(device)
         graphs[name] = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graphs[name]):
             outputs[name] = call()
 
+    @torch.inference_mode()  # as FLA's outputs were made in it
     def poison(name):
         for output in outputs[name]:
             output.fill_(torch.nan)

@@ -72,7 +72,7 @@ class Peer:
 
     def __init__(self, sock: socket.socket, pid: int):
         self.sock, self.pid = sock, pid
-        self.cpu_mark = 0
+        self.cpu_mark = self.arrivals_mark = 0
         self.seconds_left = math.inf  # what the phase has left; only waiting for replies counts
 
     def send(self, op: str, fds: tuple[int, ...] = (), **fields) -> str:
@@ -148,6 +148,7 @@ class Peer:
         while seen < 2:  # whoever still ran when the others were looked at could have woken one of them
             self._signal(signal.SIGSTOP)
             try:
+                self.arrivals_mark = self._arrivals()
                 seen = seen + 1 if all(map(processes.stopped, self.own)) else 0
             except ProcessLookupError:
                 self.lost()
@@ -155,11 +156,19 @@ class Peer:
                 raise Failure(self.at_fault, f"its process did not stop within {HOLD_SECONDS:.0f} s of its answer")
 
     def stood_still(self) -> bool:
-        """Whether nothing of it runs, or ran since the last `cpu_since_mark`."""
+        """Whether nothing of it runs, or has been given a CPU since `hold`.
+
+        CPU time would not tell: a thread counts as stopped shortly before it leaves its CPU, and a virtual CPU may itself
+        be taken away in between.
+        """
+        self.cpu_since_mark()  # what was so left is no part of the next call
         try:
-            return all(map(processes.stopped, self.own)) and self.cpu_since_mark() == 0
+            return all(map(processes.stopped, self.own)) and self._arrivals() == self.arrivals_mark
         except ProcessLookupError:
             self.lost()
+
+    def _arrivals(self) -> int:
+        return sum(map(processes.arrivals, self.own))
 
     def release(self) -> None:
         """Lets a stopped process go on."""

@@ -162,6 +162,21 @@ def waited_ns(pid: int) -> int:
         return 0
 
 
+def arrivals(pid: int) -> int:
+    """How often threads of a process have been given a CPU; its CPU time in ns where the kernel does not count that.
+
+    Raises ProcessLookupError when it is gone.
+    """
+    try:
+        counts = []
+        for thread in _threads(pid):
+            with open(f"/proc/{pid}/task/{thread}/schedstat", "rb") as file:
+                counts.append(int(file.read().split()[2]))
+    except (FileNotFoundError, IndexError, ValueError):
+        counts = []
+    return sum(counts) or cpu_ns(pid)
+
+
 def begun() -> int:
     """How many processes and threads have been begun on this machine: a count that never comes back to where it was."""
     with open("/proc/stat", "rb") as file:

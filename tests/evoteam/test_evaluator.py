@@ -76,7 +76,8 @@ def test_valid_candidate_has_a_whole_verdict(evaluator, write, tmp_path):
 
 def test_new_best_is_run_on_all_workloads(evaluator, write, tmp_path):
     verdict = evaluator.evaluate(write(PLAIN), tmp_path, best=0.1)
-    assert verdict.phase == "full" and len(verdict.rows) == 12 and 0.5 < verdict.full_score < 1.5
+    assert verdict.phase == "full" and len(verdict.rows) == 12, verdict.message
+    assert 0.5 < verdict.full_score < 1.5
 
 
 def test_failure_tells_where_and_why(evaluator, write, tmp_path):
