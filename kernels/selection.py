@@ -140,7 +140,7 @@ def select_workloads(spec: str) -> tuple[Workload, ...]:
     if spec == "feedback":
         return tuple(workload for workload in everything if workload.index in FEEDBACK)
     by_family = spec.startswith("family:")
-    texts = [text.strip() for text in spec.removeprefix("family:").split(",") if text.strip()]
+    texts = [text.strip() for text in spec.removeprefix("family:").split(",")]
     shown = foreign.one_line(spec, SHOWN)
     if not all(text.isascii() and text.isdigit() for text in texts):
         raise SelectionError(f"{shown!r} is not a choice of workloads; {wanted}")

@@ -45,13 +45,18 @@ class Live:
 
 
 def judge(session: Session, live: Live | None = None) -> None:
-    """Evidence for the search claims, a row for every run, and the runs' views for the page."""
+    """Evidence for the search claims, a row for every run, and the runs' views for the page.
+
+    Raises click.UsageError when no live run could be started.
+    """
     modes = [mode for mode in ARMS if mode in session.modes]
     if not modes:
         return
     codex = live and live.agent == CODEX
     wanted = (CODEX,) if codex else tuple(dict.fromkeys(arm for mode in modes for arm in ARMS[mode]))
     folders, stopped = _run_live(wanted, live) if live else (_recorded(wanted, session.terminal.note), "")
+    if stopped and not any(live.folder.glob("*/events.jsonl")):
+        raise click.UsageError(f"--live could not start: {stopped}")
     runs = {(s["task"], _arm(s)): (folder, s) for folder, s in _summaries(folders, session.terminal.note)}
     for claim in session.of(ARMS):
         session.evidence[claim.id] = _evidence(session, claim, runs, live, stopped)
@@ -167,10 +172,10 @@ def _device(summary: dict) -> str:
 
 
 def _origin(summary: dict) -> str:
-    answered = ", ".join(summary["answered_by"]) or "unstated"
+    models = [name for name in summary["answered_by"] if name != "unstated"]
     spent = f"{summary['spend']['tokens']:,.0f} input-equivalent tokens"
     written = f", written by {summary['agent']}" if summary["agent"] else ""
-    who = f"answered by {answered}{written}"
+    who = f"answered by {', '.join(models) or 'a model it does not name'}{written}"
     return f"{str(summary['started'])[:10]}, {who}, {spent}, {count(len(summary['attempts']), 'attempt')}"
 
 

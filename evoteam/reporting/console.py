@@ -205,7 +205,7 @@ def arms_table(runs: list[dict], how: str) -> Table:
 def selfcheck_tables(found: dict) -> list[Table]:
     """What was learned without a GPU: the interpreter's answers and the compilers' figures."""
     checks = _table(
-        "in Triton's interpreter, against fp64",
+        "on this CPU (Triton kernels in its interpreter), against fp64",
         ("input", "left"),
         ("result", "left"),
         ("error", "right"),
