@@ -72,7 +72,7 @@ class Peer:
 
     def __init__(self, sock: socket.socket, pid: int):
         self.sock, self.pid = sock, pid
-        self.cpu_mark = self.arrivals_mark = 0
+        self.cpu_mark, self.arrivals_mark = 0, []
         self.seconds_left = math.inf  # what the phase has left; only waiting for replies counts
 
     def send(self, op: str, fds: tuple[int, ...] = (), **fields) -> str:
@@ -167,8 +167,8 @@ class Peer:
         except ProcessLookupError:
             self.lost()
 
-    def _arrivals(self) -> int:
-        return sum(map(processes.arrivals, self.own))
+    def _arrivals(self) -> list[dict[str, int]]:
+        return list(map(processes.arrivals, self.own))
 
     def release(self) -> None:
         """Lets a stopped process go on."""

@@ -162,19 +162,19 @@ def waited_ns(pid: int) -> int:
         return 0
 
 
-def arrivals(pid: int) -> int:
-    """How often threads of a process have been given a CPU; its CPU time in ns where the kernel does not count that.
+def arrivals(pid: int) -> dict[str, int]:
+    """How often each thread of a process has been given a CPU; its CPU time in ns where the kernel does not count that.
 
     Raises ProcessLookupError when it is gone.
     """
+    counts = {}
     try:
-        counts = []
         for thread in _threads(pid):
             with open(f"/proc/{pid}/task/{thread}/schedstat", "rb") as file:
-                counts.append(int(file.read().split()[2]))
+                counts[thread] = int(file.read().split()[2])
     except (FileNotFoundError, IndexError, ValueError):
-        counts = []
-    return sum(counts) or cpu_ns(pid)
+        counts = {}
+    return counts if any(counts.values()) else {"": cpu_ns(pid)}
 
 
 def begun() -> int:
