@@ -216,6 +216,28 @@ def test_a_process_whose_first_thread_has_ended_is_seen_counted_and_ended(monkey
     assert left == set() and headless not in processes._parents()
 
 
+def test_a_held_process_that_was_woken_for_a_moment_is_told():
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        peer = Peer(ours, process.pid)
+        try:
+            for _ in range(20):
+                peer.hold()
+                time.sleep(0.01)
+                assert peer.stood_still()
+                os.kill(process.pid, signal.SIGCONT)
+                time.sleep(0.01)
+                os.kill(process.pid, signal.SIGSTOP)
+                while not processes.stopped(process.pid):
+                    time.sleep(0.001)
+                assert not peer.stood_still()
+                peer.release()
+        finally:
+            process.kill()
+            process.wait()
+
+
 def test_a_held_process_uses_no_cpu_until_it_is_released():
     code = (
         "import threading\nwork = lambda: [None for _ in iter(int, 1)]\nthreading.Thread(target=work).start()\nwork()"
