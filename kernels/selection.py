@@ -142,6 +142,8 @@ def select_workloads(spec: str) -> tuple[Workload, ...]:
     by_family = spec.startswith("family:")
     texts = [text.strip() for text in spec.removeprefix("family:").split(",")]
     shown = foreign.one_line(spec, SHOWN)
+    if not any(texts):
+        texts = []  # nothing is named at all
     if not all(text.isascii() and text.isdigit() for text in texts):
         raise SelectionError(f"{shown!r} is not a choice of workloads; {wanted}")
     known = {str(w.family if by_family else w.index) for w in everything}
