@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from kernels import kda_baselines, kda_check
+from kernels import kda_baselines, kda_check, kda_task
+from kernels.kda_measure import measure_kda
 from kernels.kda_prefill import Schedule, choose_schedule, implementation, kda_prefill, kda_prefill_triton
 from kernels.kda_reference import kda_reference
 from kernels.kda_regimes import REGIMES, error_ratio, kda_inputs
@@ -146,3 +147,21 @@ def test_a_baseline_runs_its_own_kernels_and_agrees(name):
     kda_baselines.assert_backend(name, kda_baselines.kernels_of(call))
     wanted = kda_reference(*arguments, **keywords)
     assert max(error_ratio(a, b) for a, b in zip(found, wanted, strict=True)) < 8e-3
+
+
+def test_a_baseline_that_fails_is_missing_from_its_row_and_the_others_are_timed(monkeypatch):
+    def prepare(name, q, k, v, g, beta, **keywords):
+        def call():
+            if name == kda_baselines.FLA:
+                raise RuntimeError("no such kernel\nand more of it")
+            return kda_prefill_triton(q, k, v, g, beta, **keywords)
+
+        return call
+
+    monkeypatch.setattr(kda_baselines, "prepare", prepare)
+    monkeypatch.setattr(kda_baselines, "assert_backend", lambda name, kernels: None)
+    names = (kda_baselines.FLA, kda_baselines.FLASH_KDA)
+    record = measure_kda(torch.device("cuda"), kda_task.AWKWARD[2:3], baselines=names)
+    (row,) = record["rows"]
+    assert set(row["us"]) == {"ours", kda_baselines.FLASH_KDA} and row["status"] in ("ok", "unstable")
+    assert row["missing"] == {kda_baselines.FLA: f"{kda_baselines.FLA} failed: no such kernel"}

@@ -40,6 +40,23 @@ def test_every_kind_of_evidence_says_what_it_does_not_show(quick):
     assert found["machine_code"]["kernels"] == ["gfx950", "sm_100a"]
 
 
+def test_a_measurement_that_fails_leaves_the_rest_and_the_record(quick, monkeypatch):
+    def measure_kda(device, progress):
+        raise RuntimeError("out of memory\nand more of it")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(kda_check, "run", lambda device, progress: [])
+    monkeypatch.setattr("kernels.kda_prefill.implementation", lambda device: "ours")
+    monkeypatch.setattr(kda_measure, "measure_kda", measure_kda)
+    found = quick()["evidence"]
+    assert set(found) == {"correctness", "hardware_correctness", "machine_code", "record"}
+    assert found["record"]["error"] == "the measurement on this GPU failed: out of memory"
+    assert found["record"]["rows"] == kda_evidence.recorded()["rows"]
+
+
 def test_one_mode_compiles_for_its_own_target_alone(quick):
     assert quick(modes=("kda-b200",))["evidence"]["machine_code"]["kernels"] == ["sm_100a"]
 
