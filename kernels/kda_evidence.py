@@ -8,6 +8,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from kernels.foreign import describe
+
 RECORD = Path(__file__).with_name("kda_measured.json")
 Progress = Callable[[int, int, str], None]
 
@@ -101,7 +103,7 @@ def evidence(progress: Progress | None = None, *, modes: tuple[str, ...] = tuple
         try:
             found["measurement"] = _labeled("measurement", measure_kda(device, progress=progress))
         except RuntimeError as error:  # other parts of the report do not depend on it
-            failed = f"the measurement on this GPU failed: {str(error).splitlines()[0]}"
+            failed = f"the measurement on this GPU failed: {describe(error)}"
             found["record"] = _labeled("record", recorded()) | {"error": failed}
     else:
         found["record"] = _labeled("record", recorded())
@@ -141,12 +143,8 @@ def _compiled(targets: list[str], progress: Progress) -> dict:
         progress(number, len(jobs), f"{name} for {target}")
         try:
             machines.append(kda_compile.compile_kernel(target, name).to_json())
-        except (
-            Exception
-        ) as error:  # a compiler's own errors have no common type; each is evidence, not a reason to stop
-            errors.append(
-                {"target": target, "kernel": name, "error": str(error).splitlines()[0] if str(error) else repr(error)}
-            )
+        except Exception as error:  # compilers' errors have no common type; each is evidence, not a reason to stop
+            errors.append({"target": target, "kernel": name, "error": describe(error)})
     return {"kernels": machines, "errors": errors}
 
 

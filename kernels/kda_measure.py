@@ -10,6 +10,7 @@ import torch
 from kernels import device as device_facts
 from kernels import kda_baselines, kda_task
 from kernels.baselines import BaselineUnavailable
+from kernels.foreign import describe
 from kernels.timing import Measurement, Stopwatch, alternating, geomean
 
 OURS = "ours"
@@ -80,7 +81,7 @@ def _row(workload, device, stopwatch: Stopwatch, seed: int, baselines, copy_tb_s
             if name == OURS:
                 raise
             del calls[name]
-            missing[name] = f"{name} failed: {str(error).splitlines()[0]}"
+            missing[name] = f"{name} failed: {describe(error)}"
             continue
         torch.cuda.synchronize(device)
         graphs[name] = torch.cuda.CUDAGraph()

@@ -13,6 +13,7 @@ import torch
 
 from kernels.baselines import PLAN_INPUTS, FlashInferMLA, PlanMetadata
 from kernels.bench import OURS, Bench, Contender, Inputs, bind, bind_run, error_ratio_limit, judge
+from kernels.foreign import describe
 from kernels.reference import Errors, compare
 from kernels.rows import spread, steadier, summarize, table_row
 from kernels.timing import (
@@ -216,9 +217,8 @@ def _capture(device: torch.device, layers: list[Contender], name: str) -> Callab
             for layer in layers:
                 layer()
     except RuntimeError as error:
-        raise MeasurementError(
-            f"{name} cannot be captured in a CUDA graph, which the step scope needs: {str(error).splitlines()[0]}"
-        ) from error
+        text = f"{name} cannot be captured in a CUDA graph, which the step scope needs: {describe(error)}"
+        raise MeasurementError(text) from error
     return graph.replay
 
 

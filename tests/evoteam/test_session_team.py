@@ -9,7 +9,7 @@ from pathlib import Path
 from evoteam.memory import SharedFolder
 from tests.evoteam.messages_server import MessagesServer, serve
 from tests.evoteam.sitting import MODEL, bash, real, say, tool
-from tests.evoteam.test_cpu_run import PLAIN, RIGHT, kernel
+from tests.evoteam.test_cpu_run import PLAIN
 from tests.evoteam.toy import FINISH, events, use
 
 ROOT = Path(__file__).parents[2]
@@ -23,8 +23,8 @@ TEAM = {
     "order": [["writer"], ["tuner"], ["critic"]],
     "sharing": {"writer": ["best_code"], "tuner": ["best_code", "team_attempts"], "critic": ["team_attempts"]},
 }
-FASTER = kernel("float", RIGHT)
-TUNE = """cp {shared}/attempts/a0001/kernel.py k.py && grep -c double k.py && sed -i "s/double/float/; s/range(3)/range(1)/; s/::3/::1/" k.py &&
+TUNE = """cp {shared}/attempts/a0001/kernel.py k.py && grep -c double k.py &&
+sed -i "s/double/float/; s/range(3)/range(1)/; s/::3/::1/" k.py &&
 python -m evoteam evaluate k.py --idea fp32 --base a0001"""
 
 

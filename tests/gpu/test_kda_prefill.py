@@ -164,4 +164,4 @@ def test_a_baseline_that_fails_is_missing_from_its_row_and_the_others_are_timed(
     record = measure_kda(torch.device("cuda"), kda_task.AWKWARD[2:3], baselines=names)
     (row,) = record["rows"]
     assert set(row["us"]) == {"ours", kda_baselines.FLASH_KDA} and row["status"] in ("ok", "unstable")
-    assert row["missing"] == {kda_baselines.FLA: f"{kda_baselines.FLA} failed: no such kernel"}
+    assert row["missing"] == {kda_baselines.FLA: f"{kda_baselines.FLA} failed: RuntimeError: no such kernel"}

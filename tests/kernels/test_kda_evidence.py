@@ -40,9 +40,12 @@ def test_every_kind_of_evidence_says_what_it_does_not_show(quick):
     assert found["machine_code"]["kernels"] == ["gfx950", "sm_100a"]
 
 
-def test_a_measurement_that_fails_leaves_the_rest_and_the_record(quick, monkeypatch):
+@pytest.mark.parametrize(
+    "message, said", [("out of memory\nand more of it", "RuntimeError: out of memory"), ("", "RuntimeError")]
+)
+def test_a_measurement_that_fails_leaves_the_rest_and_the_record(quick, monkeypatch, message, said):
     def measure_kda(device, progress):
-        raise RuntimeError("out of memory\nand more of it")
+        raise RuntimeError(message)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -53,7 +56,7 @@ def test_a_measurement_that_fails_leaves_the_rest_and_the_record(quick, monkeypa
     monkeypatch.setattr(kda_measure, "measure_kda", measure_kda)
     found = quick()["evidence"]
     assert set(found) == {"correctness", "hardware_correctness", "machine_code", "record"}
-    assert found["record"]["error"] == "the measurement on this GPU failed: out of memory"
+    assert found["record"]["error"] == f"the measurement on this GPU failed: {said}"
     assert found["record"]["rows"] == kda_evidence.recorded()["rows"]
 
 
