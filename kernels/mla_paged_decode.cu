@@ -12,9 +12,9 @@
 //     5 merge     combines its share of the heads (or of one head) over all parts of a split request
 //
 // Scratch protocol. A scratch word that holds kEmpty has not been written. Writers store words that never equal kEmpty,
-// readers poll the data itself, then put kEmpty back, so the scratch is all kEmpty between launches. No flag, counter, epoch
-// or fence is needed, and a CUDA graph may replay the launch. Every part is written before its CTA starts to wait, and
-// all CTAs are resident (cooperative launch), so the wait ends.
+// readers poll the data itself (a part's lse before its values), then put kEmpty back, so the scratch is all kEmpty between
+// launches. No flag, counter, epoch or fence is needed, and a CUDA graph may replay the launch. Every part is written before
+// its CTA starts to wait, and all CTAs are resident (cooperative launch), so the wait ends.
 //
 // A stage holds 32 tokens (36 KiB), in slabs so that a warp loads, multiplies and re-loads its own slab without a CTA barrier:
 //
@@ -35,7 +35,7 @@ typedef long long i64;
 constexpr int kStages = MLA_STAGES;     // ring depth, 2 or 3
 constexpr bool kPaged = MLA_PAGED;      // page size > 1 or kv_lens given: a token's row is looked up through its page
 constexpr bool kFlat = MLA_FLAT;        // equal token counts a CTA instead of one (request, piece) a CTA
-constexpr int kPerLane = MLA_PER_LANE;  // requests a lane plans; batch <= 32 * kPerLane unless kFlat
+constexpr int kPerLane = MLA_PER_LANE;  // requests a lane plans, batch <= 32 * kPerLane; 0: a batch of one, or kFlat
 
 constexpr int kHeads = 16;  // heads a CTA computes: the M of mma.m16n8k16
 constexpr int kDimCkv = 512, kDimPe = 64;
@@ -264,6 +264,7 @@ __device__ __forceinline__ int ceil_div_small(float n, float d, float inverse_d)
   return __float_as_int(fmaf(n + (d - 0.5f), inverse_d, 8388608.f - 0.5f)) - 0x4b000000;
 }
 
+#if MLA_PER_LANE
 // One (request, piece) a CTA, for batches below 2^21 tokens. Every warp tries 8 chunk sizes between what an even split would
 // need and what always fits; the smallest whose pieces fit the grid wins, and a request's pieces are made equally long.
 // `empties`: some request is empty.
@@ -326,6 +327,7 @@ __device__ __forceinline__ Segment plan_item(const Params &p, int cta, int ctas,
   s.last = min(s.first + even, tokens);
   return s;
 }
+#endif
 
 // Equal token counts a CTA, for batches that leave no CTAs to split with. `begin` of a request is its place in the batch's
 // tokens.
@@ -613,25 +615,21 @@ __device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segmen
     const int r = 4 * i + (lane >> 3);
     const uint4 v = *(const uint4 *)(slab + r * kOutPitch + (lane & 7) * 16);
     u8 *at = target + (r * kDimCkv + warp * kSlabDims) * 2 + (lane & 7) * 16;
-    if (!whole)
-      store_relaxed_if(true, at, v);
-    else if (head + r < p.heads)
-      *(uint4 *)at = v;
+    store_relaxed_if(!whole || head + r < p.heads, at, v);
   }
   // lse from the probabilities as they were before rounding; `out` is divided by the sum of those that it was made of.
 #pragma unroll
   for (int d = 8; d; d >>= 1) running_sum += __shfl_xor_sync(~0u, running_sum, d);
   const float lse = (running_max == -INFINITY ? 0.f : running_max) + log2_approx(running_sum);
   const int copy = lane & 15;
-  if (whole) {
-    if (copy == 0 && head + softmax_head < p.heads) p.lse[first_head + softmax_head] = lse;
-  } else if (copy < readers_of_head(s.parts)) {
-    store_relaxed((u32 *)(slot + kLseOffset) + copy * kHeads + softmax_head, __float_as_uint(lse));
-  }
+  u32 *lse_to = whole ? (u32 *)(p.lse + first_head) : (u32 *)(slot + kLseOffset) + copy * kHeads;
+  if (whole ? copy == 0 && head + softmax_head < p.heads : copy < readers_of_head(s.parts))
+    store_relaxed(lse_to + softmax_head, __float_as_uint(lse));
 }
 
 // ---- 5 merge ---------------------------------------------------------------------------------------------------------
 
+constexpr bool kLseFirst = kFlat || kPerLane > 0;
 constexpr int kBatch = kFlat ? 4 : 8;  // parts a thread loads at once; the flat plan's state leaves registers for four
 
 struct Partial {
@@ -643,8 +641,10 @@ struct Slice {
   int parts, member, groups, unit, lse_at;
 };
 
-// Adds up to kParts parts from `part` on to `total`, when they have arrived, and empties their units. The arithmetic is repeated
-// with every look, so that its instructions are at hand when the data comes.
+// Adds up to kParts parts from `part` on to `total`, when they have arrived, and empties their units. A value that is looked at
+// before it is written comes from DRAM, 16 KiB a part, while others still stream their rows: values are asked for when the lse
+// words are there (B=64 1.375x -> 1.406x, B=16 1.559x -> 1.576x of FlashInfer). A batch of one has DRAM to spare and asks for both
+// at once (the round trip saved is 2% there), repeating the arithmetic so that its instructions are at hand.
 template <int kParts>
 __device__ __forceinline__ void merge_parts(const Params &p, const Segment &s, const Slice &a, int part, int group,
                                             Partial &total) {
@@ -662,9 +662,16 @@ __device__ __forceinline__ void merge_parts(const Params &p, const Segment &s, c
     for (int i = 0; i < kParts; i++) {
       lse[i] = 0xff800000u;  // -inf: no weight
       v[i] = make_uint4(0, 0, 0, 0);
-      load_relaxed_if(present(i), v[i], slot(i) + a.unit * 16);
       load_relaxed_if(present(i), lse[i], slot(i) + a.lse_at);
     }
+    if constexpr (kLseFirst) {
+      waiting = false;
+#pragma unroll
+      for (int i = 0; i < kParts; i++) waiting |= lse[i] == kEmpty;
+      if (waiting) continue;
+    }
+#pragma unroll
+    for (int i = 0; i < kParts; i++) load_relaxed_if(present(i), v[i], slot(i) + a.unit * 16);
     waiting = false;
     total = before;
 #pragma unroll
@@ -849,30 +856,29 @@ extern "C" __global__ void __launch_bounds__(kThreads, MLA_CTAS_PER_SM)
     __syncthreads();  // both merges use the same shared memory
   }
 #else
-  Segment s;
-  bool empties;
-  if (p.batch == 1) {
-    // The load of the page indices for the host's bound overlaps the load of kv_indptr, and is right unless the table is padded.
-    int chunk = p.single_chunk;
-    s = plan_single(p.num_indices << (kPaged ? p.page_shift : 0), 0, chunk, cta);
+#if MLA_PER_LANE == 0
+  // The load of the page indices for the host's bound overlaps the load of kv_indptr, and is right unless the table is padded.
+  int chunk = p.single_chunk;
+  Segment s = plan_single(p.num_indices << (kPaged ? p.page_shift : 0), 0, chunk, cta);
+  load_pages(p, s, page, lane);
+  const int entry = __ldg(p.kv_indptr), length = length_of(p, 0, entry, __ldg(p.kv_indptr + 1));
+  if (entry != 0 || length != p.num_indices << (kPaged ? p.page_shift : 0)) {
+    chunk = max(kMinChunk, (int)(length * p.even) + 1);
+    s = plan_single(length, entry, chunk, cta);
     load_pages(p, s, page, lane);
-    const int entry = __ldg(p.kv_indptr), length = length_of(p, 0, entry, __ldg(p.kv_indptr + 1));
-    if (entry != 0 || length != p.num_indices << (kPaged ? p.page_shift : 0)) {
-      chunk = max(kMinChunk, (int)(length * p.even) + 1);
-      s = plan_single(length, entry, chunk, cta);
-      load_pages(p, s, page, lane);
-    }
-    s.parts = ceil_div(length, chunk);
-    empties = length == 0;
-  } else {
-    // Bring the page indices near this CTA's share to L2 while kv_indptr travels: together the CTAs cover them all.
-    if (warp == 0) {
-      const int each = (p.num_indices + ctas - 1) / ctas, at = cta * each + lane * 32;
-      if (lane * 32 < each && at < p.num_indices) prefetch_l2(p.kv_indices + at);
-    }
-    s = plan_item(p, cta, ctas, lane, empties);
-    if (s.request >= 0) load_pages(p, s, page, lane);
   }
+  s.parts = ceil_div(length, chunk);
+  const bool empties = length == 0;
+#else
+  // Bring the page indices near this CTA's share to L2 while kv_indptr travels: together the CTAs cover them all.
+  if (warp == 0) {
+    const int each = (p.num_indices + ctas - 1) / ctas, at = cta * each + lane * 32;
+    if (lane * 32 < each && at < p.num_indices) prefetch_l2(p.kv_indices + at);
+  }
+  bool empties;
+  const Segment s = plan_item(p, cta, ctas, lane, empties);
+  if (s.request >= 0) load_pages(p, s, page, lane);
+#endif
   if (s.request >= 0) attend(p, shared, s, page, group, warp, lane);
   if (empties) fill_empty_requests(p, cta, ctas, group, thread);
   if (s.request >= 0 && s.parts > 1) merge(p, shared, s, group, warp, lane);

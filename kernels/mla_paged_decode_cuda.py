@@ -73,7 +73,7 @@ def choose_variant(*, batch: int, head_groups: int, tokens: int, sm_count: int, 
     else:
         stages, ctas_per_sm = 2, 2
     flat = batch > 128 or 2 * batch * head_groups > ctas_per_sm * sm_count or (batch > 1 and tokens >= ITEM_TOKENS)
-    per_lane = 1 if flat or batch <= 32 else 2 if batch <= 64 else 4
+    per_lane = 0 if flat or batch == 1 else 1 if batch <= 32 else 2 if batch <= 64 else 4
     return Variant(fp16, stages, ctas_per_sm, paged, flat, per_lane)
 
 

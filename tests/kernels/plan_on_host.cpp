@@ -17,7 +17,7 @@ typedef unsigned int u32;
 #define __ldg(p) (*(p))
 #define max(a, b) ((a) > (b) ? (a) : (b))
 #define min(a, b) ((a) < (b) ? (a) : (b))
-constexpr int kPerLane = PER_LANE, kMinChunk = 32, kLanes = 32;
+constexpr int kPerLane = MLA_PER_LANE, kMinChunk = 32, kLanes = 32;
 constexpr bool kPaged = false;
 
 struct Params {

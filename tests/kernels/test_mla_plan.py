@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ t
 def build(folder: Path, per_lane: int, plan: str) -> Path:
     (folder / "plan.inc").write_text(plan)
     program = folder / "plan"
-    flags = ["-std=c++20", "-O1", "-ffp-contract=off", "-pthread", f"-DPER_LANE={per_lane}", f'-DPLAN_SOURCE="{folder}/plan.inc"']
+    flags = ["-std=c++20", "-O1", "-ffp-contract=off", "-pthread", f"-DMLA_PER_LANE={per_lane}", f'-DPLAN_SOURCE="{folder}/plan.inc"']
     subprocess.run(["g++", *flags, str(HARNESS), "-o", str(program)], check=True)
     return program
 
