@@ -248,6 +248,16 @@ def make_kda():
             },
             "record": labels
             | record
-            | {"rows": [{"workload": "96 x 8192", "us": times}, {"workload": "12 x 512", "us": {"fla": 70}}]},
+            | {
+                "rows": [
+                    {
+                        "workload": "96 x 8192",
+                        "us": times,
+                        "eager_us": {name: us + 100 for name, us in times.items()},
+                        "bound_us": 230.4,
+                    },
+                    {"workload": "12 x 512", "us": {"fla": 70}, "eager_us": {"fla": 900}, "bound_us": 2.1},
+                ]
+            },
         },
     }

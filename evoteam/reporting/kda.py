@@ -58,8 +58,8 @@ def view(found: dict) -> dict:
         "correctness": ("KDA prefill in Triton's interpreter, against fp64", _checks),
         "hardware_correctness": ("KDA prefill on this GPU, against fp64", _checks),
         "machine_code": ("KDA prefill compiled for the claims' GPUs", _machine_code),
-        "measurement": ("KDA prefill measured here, us", times),
-        "record": ("KDA prefill, recorded, us", times),
+        "measurement": ("KDA prefill measured here, us (eager)", times),
+        "record": ("KDA prefill, recorded, us (eager)", times),
     }
     parts = []
     for kind, content in found["evidence"].items():
@@ -95,7 +95,16 @@ def _machine_code(content: dict) -> tuple[tuple[str, ...], list[tuple[str, ...]]
 
 
 def times(content: dict) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Columns and rows of a measurement: shapes, then a kernel a column."""
+    """Columns and rows of a measurement: shapes, a kernel a column with its eager time in parentheses, the bound."""
     kernels = list(dict.fromkeys(name for row in content["rows"] for name in row["us"]))
-    lines = [(row["workload"], *(number(row["us"].get(name), ",.0f") for name in kernels)) for row in content["rows"]]
-    return ("heads x tokens", *kernels), lines
+    lines = [
+        (row["workload"], *(_times(row, name) for name in kernels), number(row["bound_us"], ",.0f"))
+        for row in content["rows"]
+    ]
+    return ("heads x tokens", *kernels, "traffic bound"), lines
+
+
+def _times(row: dict, kernel: str) -> str:
+    if kernel not in row["us"]:
+        return "-"
+    return f"{number(row['us'][kernel], ',.0f')} ({number(row['eager_us'][kernel], ',.0f')})"

@@ -131,7 +131,8 @@ def kda_measured(recorded: dict) -> str:
     return "\n".join(
         [
             f"Measured {recorded['created']} on one {recorded['device']}: {recorded['scope']}, {recorded['timer']}, "
-            f"{recorded['statistic']}; {versions}. Time in us.",
+            f"{recorded['statistic']}; {versions}. Time in us, that of an eager call from an idle GPU in parentheses; "
+            "traffic bound: the bytes that any kernel must move, at the measured copy rate.",
             "",
             f"| {' | '.join(columns)} |",
             f"|{'---|' * len(columns)}",

@@ -63,9 +63,12 @@ def test_tables_hold_every_row_and_its_faults(kda_evidence):
         ("recurrence", "sm_100a", "100", "0", "65,536", "15"),
         ("scan", "gfx950", "made-up error", "-", "-", "-"),
     ]
-    times = parts["KDA prefill on made-up GPU, recorded, us"]
-    assert times["columns"] == ("heads x tokens", "ours", "fla")
-    assert times["rows"] == [("96 x 8192", "1,000", "2,000"), ("12 x 512", "-", "70")]
+    times = parts["KDA prefill on made-up GPU, recorded, us (eager)"]
+    assert times["columns"] == ("heads x tokens", "ours", "fla", "traffic bound")
+    assert times["rows"] == [
+        ("96 x 8192", "1,000 (1,100)", "2,000 (2,100)", "230"),
+        ("12 x 512", "-", "70 (900)", "2"),
+    ]
 
 
 def test_an_interpreter_that_failed_is_said(kda_evidence):
