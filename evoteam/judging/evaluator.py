@@ -123,12 +123,20 @@ class Evaluator:
 
         full: run all workloads, not only the task's feedback. best: run all of them if the score is above this one.
         more: another candidate will follow, so have its process ready.
+        A verdict that fails through a GPU left broken is asked for once more, from a new process.
         Raises EvaluationError when the source cannot be read, the log not be written, or no confinement works here.
         """
         source, log = Path(source).absolute(), Path(attempt_dir) / LOG
         read_source(source)
         _write_log(log, "")  # an earlier one is not this candidate's
-        judged = self._judged({"source": str(source), "full": full, "best": best, "more": more})
+        request = {"source": str(source), "full": full, "best": best, "more": more}
+        for _ in range(2):
+            judged = self._judged(request)
+            healthy = judged.pop("healthy")
+            if not healthy:
+                self._stop()  # the next one gets a new process
+            if healthy or judged["failure"] != "evaluator":
+                break  # else a GPU that an earlier candidate left broken failed this one
         _write_log(log, judged.pop("output"))
         return Verdict(task=self.task, task_sha256=self.task_sha256, evaluator_sha256=self.evaluator_sha256, **judged)
 

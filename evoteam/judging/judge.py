@@ -353,8 +353,9 @@ def main() -> None:
             if judge.spare is None or judge.spare.process.poll() is not None:
                 judge.prepare()
             verdict = judge.judge(Path(request["source"]), full=request["full"], best=request["best"])
-            print(json.dumps(verdict), file=replies, flush=True)
-            if not judge.healthy():
+            healthy = judge.healthy()
+            print(json.dumps(verdict | {"healthy": healthy}), file=replies, flush=True)
+            if not healthy:
                 break
             if request["more"] and judge.spare is None:
                 judge.prepare()

@@ -246,6 +246,22 @@ def test_evaluator_process_that_dies_is_reported_and_replaced(write, tmp_path):
         assert evaluator.process.pid != pid
 
 
+def test_a_process_with_a_broken_gpu_judges_no_further(write, tmp_path, monkeypatch):
+    with Evaluator(TASK, limits=Limits(workload_s=0.1)) as evaluator:
+        pids, judged = [], evaluator._judged
+
+        def broken_at_first(request):
+            reply = judged(request)
+            pids.append(evaluator.process.pid)
+            return reply | ({"healthy": False, "failure": "evaluator"} if len(pids) == 1 else {})
+
+        monkeypatch.setattr(evaluator, "_judged", broken_at_first)
+        assert evaluator.evaluate(write(WRONG), tmp_path).failure == "wrong-answer"
+        assert len(set(pids)) == 2
+        monkeypatch.setattr(evaluator, "_judged", lambda request: judged(request) | {"healthy": False})
+        assert evaluator.evaluate(write(WRONG), tmp_path).failure == "wrong-answer" and evaluator.process is None
+
+
 LIGHT = """
 import sys
 from pathlib import Path
