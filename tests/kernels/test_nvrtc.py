@@ -68,20 +68,22 @@ def test_figures_of_host_and_source_are_compared():
 @pytest.mark.parametrize(
     "shape, expected",
     [
-        (dict(batch=1, tokens=1_008), (3, 1, False)),
-        (dict(batch=16, tokens=20_000), (3, 1, False)),
-        (dict(batch=16, tokens=20_001), (2, 2, False)),
-        (dict(batch=67, tokens=1_000), (2, 2, False)),
-        (dict(batch=128, tokens=50_000), (2, 2, False)),
-        (dict(batch=129, tokens=50_000), (2, 2, True)),
-        (dict(batch=2, tokens=2**21), (2, 2, True)),
-        (dict(batch=1, tokens=2**21), (2, 2, False)),
-        (dict(batch=17, tokens=5_000, head_groups=8), (2, 2, True)),
+        (dict(batch=1, tokens=1_008), (3, 1, False, 0)),
+        (dict(batch=16, tokens=20_000), (3, 1, False, 1)),
+        (dict(batch=16, tokens=20_001), (2, 2, False, 1)),
+        (dict(batch=32, tokens=20_001), (2, 2, False, 1)),
+        (dict(batch=33, tokens=20_001), (2, 2, False, 2)),
+        (dict(batch=67, tokens=1_000), (2, 2, False, 4)),
+        (dict(batch=128, tokens=50_000), (2, 2, False, 4)),
+        (dict(batch=129, tokens=50_000), (2, 2, True, 0)),
+        (dict(batch=2, tokens=2**21), (2, 2, True, 0)),
+        (dict(batch=1, tokens=2**21), (2, 2, False, 0)),
+        (dict(batch=17, tokens=5_000, head_groups=8), (2, 2, True, 0)),
     ],
 )
 def test_variant_follows_the_shape(shape, expected):
     variant = choose_variant(**({"head_groups": 1, "sm_count": 132, "fp16": False, "paged": False} | shape))
-    assert (variant.stages, variant.ctas_per_sm, variant.flat) == expected
+    assert (variant.stages, variant.ctas_per_sm, variant.flat, variant.per_lane) == expected
 
 
 def test_second_compilation_is_read_from_disk(cache, source, monkeypatch):
