@@ -101,13 +101,13 @@ static_assert(kSharedBytes == MLA_SHARED_BYTES && kSlotBytes == MLA_SLOT_BYTES &
 
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 
-// 16 bytes; with `skip` zeros, and the source is not touched. KV rows are read once: evict_first keeps q, indices and scratch
-// in L2 (B=64 geomean 1.31x -> 1.40x of FlashInfer when it was introduced).
-__device__ __forceinline__ void copy16_once(u32 dst, const void *src, bool skip, u64 policy) {
+// 16 bytes of a page's row; zeros for a negative page, and the source is not touched. KV rows are read once: evict_first keeps
+// q, indices and scratch in L2 (B=64 geomean 1.31x -> 1.40x of FlashInfer when it was introduced).
+__device__ __forceinline__ void copy16_of_page(u32 dst, const void *src, int page, u64 policy) {
   asm volatile(
-      "{.reg .pred p; setp.ne.u32 p, %2, 0; cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, p, %3;}" ::"r"(
+      "{.reg .pred p; setp.lt.s32 p, %2, 0; cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, p, %3;}" ::"r"(
           dst),
-      "l"(src), "r"((u32)skip), "l"(policy)
+      "l"(src), "r"(page), "l"(policy)
       : "memory");
 }
 __device__ __forceinline__ void copy16(u32 dst, const void *src, bool skip) {
@@ -180,12 +180,12 @@ __device__ __forceinline__ float exp2_approx(float x) {
 }
 __device__ __forceinline__ float log2_approx(float x) {
   float y;
-  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 __device__ __forceinline__ float reciprocal(float x) {
   float y;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 // 128-bit accesses are single-copy atomic, so one word tells whether all four have arrived. Predicated by hand: the compiler
@@ -275,13 +275,20 @@ __device__ __forceinline__ Segment plan_item(const Params &p, int cta, int ctas,
 #pragma unroll
   for (int i = 0; i <= kPerLane; i++) begin[i] = __ldg(p.kv_indptr + min(lane * kPerLane + i, p.batch));
   // The chunks for the host's bound are ready before kv_indptr is; a padded table needs others.
-  float low, step;
+  float chunks[kCandidates], inverses[kCandidates];
   const auto chunks_for = [&](int entries) {
-    const float tokens = entries << (kPaged ? p.page_shift : 0);
-    low = fmaxf(kMinChunk, truncf(tokens * p.even) + 1);
-    step = ceilf((fmaxf(low, truncf(tokens * p.sure) + 1) - low) * (1.f / (kCandidates - 1)));
+    const float tokens = entries << (kPaged ? p.page_shift : 0), low = fmaxf(kMinChunk, truncf(tokens * p.even) + 1);
+    const float step = ceilf((fmaxf(low, truncf(tokens * p.sure) + 1) - low) * (1.f / (kCandidates - 1)));
+#pragma unroll
+    for (int k = 0; k < kCandidates; k++) chunks[k] = low + k * step, inverses[k] = reciprocal(chunks[k]);
   };
   chunks_for(p.num_indices);
+  // A zero made of them: added to kv_indptr, it keeps the compiler from computing them after the wait for it.
+  int zero = 0;
+#pragma unroll
+  for (int k = 0; k < kCandidates; k++) zero |= __float_as_int(inverses[k]) >> 31;
+#pragma unroll
+  for (int i = 0; i <= kPerLane; i++) begin[i] += zero;
   if (entries != p.num_indices) chunks_for(entries);
   bool none = false;
 #pragma unroll
@@ -291,27 +298,29 @@ __device__ __forceinline__ Segment plan_item(const Params &p, int cta, int ctas,
     none |= length[i] == 0 && r < p.batch;
   }
   empties = __any_sync(~0u, none);
-  float chunk = low + (kCandidates - 1) * step;
+  float chunk = chunks[kCandidates - 1], inverse = inverses[kCandidates - 1];
 #pragma unroll
   for (int k = kCandidates - 2; k >= 0; k--) {
-    const float c = low + k * step, inverse = reciprocal(c);
     int n = 0;
 #pragma unroll
-    for (int i = 0; i < kPerLane; i++) n += ceil_div_small(length[i], c, inverse);
-    if (__reduce_add_sync(~0u, n) <= ctas) chunk = c;
+    for (int i = 0; i < kPerLane; i++) n += ceil_div_small(length[i], chunks[k], inverses[k]);
+    if (__reduce_add_sync(~0u, n) <= ctas) chunk = chunks[k], inverse = inverses[k];
   }
-  int sum = 0;
-  const float inverse = reciprocal(chunk);
+  int sum = 0, even[kPerLane];
 #pragma unroll
-  for (int i = 0; i < kPerLane; i++) sum += pieces[i] = ceil_div_small(length[i], chunk, inverse);
+  for (int i = 0; i < kPerLane; i++) {
+    sum += pieces[i] = ceil_div_small(length[i], chunk, inverse);
+    even[i] = ceil_div_small(length[i], pieces[i], reciprocal(pieces[i]));
+  }
   const int up_to = warp_inclusive_sum(sum, lane);
   int base = up_to - sum, mine_base = base, mine_pieces = pieces[0], mine_begin = begin[0], mine_length = length[0],
-      mine_i = 0;
+      mine_even = even[0], mine_i = 0;
 #pragma unroll
   for (int i = 1; i < kPerLane; i++) {
     base += pieces[i - 1];
     if (cta >= base)
-      mine_base = base, mine_pieces = pieces[i], mine_begin = begin[i], mine_length = length[i], mine_i = i;
+      mine_base = base, mine_pieces = pieces[i], mine_begin = begin[i], mine_length = length[i], mine_even = even[i],
+      mine_i = i;
   }
   const u32 owner = __ballot_sync(~0u, cta >= up_to - sum && cta < up_to);
   if (owner == 0) return {-1};
@@ -321,10 +330,10 @@ __device__ __forceinline__ Segment plan_item(const Params &p, int cta, int ctas,
   s.parts = __shfl_sync(~0u, mine_pieces, from);
   s.base = __shfl_sync(~0u, mine_base, from);
   s.entry = __shfl_sync(~0u, mine_begin, from);
-  const int tokens = __shfl_sync(~0u, mine_length, from), even = ceil_div_small(tokens, s.parts, reciprocal(s.parts));
+  const int tokens = __shfl_sync(~0u, mine_length, from), piece = __shfl_sync(~0u, mine_even, from);
   s.part = cta - s.base;
-  s.first = s.part * even;
-  s.last = min(s.first + even, tokens);
+  s.first = s.part * piece;
+  s.last = min(s.first + piece, tokens);
   return s;
 }
 #endif
@@ -393,50 +402,65 @@ __device__ __forceinline__ Segment next_segment(const Params &p, FlatPlan &plan,
 // Page of the segment's token number `i` (from its first), -1 past its end.
 __device__ __forceinline__ int page_of(const Params &p, const Segment &s, int i) {
   const int token = s.first + i;
-  return token < s.last ? __ldg(p.kv_indices + s.entry + (kPaged ? token >> p.page_shift : token)) : -1;
+  return token < s.last ? __ldg(p.kv_indices + (u32)(s.entry + (kPaged ? token >> p.page_shift : token))) : -1;
+}
+
+// Where a lane reads its 16 bytes of a row of page 0 and where they go in stage 0.
+struct GatherLane {
+  const u8 *ckv, *kpe;
+  u32 ckv_to, kpe_to;
+};
+
+__device__ __forceinline__ GatherLane gather_lane(const Params &p, u32 stages, int warp, int lane) {
+  const u32 r = lane >> 3, t = lane >> 1;
+  GatherLane g = {p.ckv + warp * kCkvRow + (lane & 7) * 16, p.kpe + warp * kPeRow + (lane & 1) * 16,
+                  stages + warp * kCkvSlab + r * kCkvRow + ((lane & 7 ^ r) << 4),
+                  stages + kPeOffset + warp * kPeSlab + t * kPeRow + ((lane & 1 ^ t >> 2 & 1) << 4)};
+  // Kept in registers as they are, they make an address one instruction; taken apart by the compiler, three.
+  asm volatile("" : "+l"(g.ckv), "+l"(g.kpe), "+r"(g.ckv_to), "+r"(g.kpe_to));
+  return g;
 }
 
 // Starts the copy of this warp's slabs of 32 tokens; lane t holds the page of token t, or -1 for zeros (0 x NaN must not reach
 // a sum).
-__device__ __forceinline__ void gather_tile(const Params &p, u32 stage, int page, int first_token, int warp, int lane,
-                                            u64 policy) {
+__device__ __forceinline__ void gather_tile(const Params &p, const GatherLane &g, u32 stage_offset, int page,
+                                            int first_token, int warp, int lane, u64 policy) {
   const u32 mask = kPaged ? (1u << p.page_shift) - 1 : 0;
-  const u8 *ckv = p.ckv + warp * kCkvRow + (lane & 7) * 16, *kpe = p.kpe + warp * kPeRow + (lane & 1) * 16;
-  const u32 r = lane >> 3, slab = stage + warp * kCkvSlab + r * kCkvRow;
-  const u32 even = slab + ((lane & 7 ^ r) << 4), odd = slab + ((lane & 7 ^ r + 4) << 4);  // rows 8i + r and 8i + 4 + r
+  const u32 even = g.ckv_to + stage_offset, odd = even ^ 64;  // rows 8i + r and 8i + 4 + r
 #pragma unroll
   for (int i = 0; i < kTile / 4; i++) {
-    const int t = 4 * i + r, row = __shfl_sync(~0u, page, t);
-    const u8 *src =
-        ckv + (u64)(u32)row * p.ckv_stride_page + (kPaged ? (u64)(first_token + t & mask) * p.ckv_stride_slot : 0);
-    copy16_once((i & 1 ? odd : even) + 4 * i * kCkvRow, src, row < 0, policy);
+    const int t = 4 * i + (lane >> 3), row = __shfl_sync(~0u, page, t);
+    const u8 *src = g.ckv + (u64)(u32)row * p.ckv_stride_page;
+    if constexpr (kPaged) src += (u64)(first_token + t & mask) * p.ckv_stride_slot;
+    copy16_of_page((i & 1 ? odd : even) + 4 * i * kCkvRow, src, row, policy);
   }
   if (warp < kPeWarps) {
 #pragma unroll
     for (int i = 0; i < kTile / 16; i++) {
       const int t = 16 * i + (lane >> 1), row = __shfl_sync(~0u, page, t);
-      const u8 *src =
-          kpe + (u64)(u32)row * p.kpe_stride_page + (kPaged ? (u64)(first_token + t & mask) * p.kpe_stride_slot : 0);
-      copy16_once(stage + kPeOffset + warp * kPeSlab + t * kPeRow + ((lane & 1 ^ t >> 2 & 1) << 4), src, row < 0,
-                  policy);
+      const u8 *src = g.kpe + (u64)(u32)row * p.kpe_stride_page;
+      if constexpr (kPaged) src += (u64)(first_token + t & mask) * p.kpe_stride_slot;
+      copy16_of_page(g.kpe_to + stage_offset + 16 * i * kPeRow, src, row, policy);
     }
   }
 }
 
 // Starts the copy of this warp's slice of q, swizzled as a stage's slabs are, rows past the last head as zeros.
 __device__ __forceinline__ void gather_query(const Params &p, u32 query, int request, int head, int warp, int lane) {
+  const u32 r = lane >> 3, t = lane >> 1;
   const u8 *q = p.q_nope + (u64)request * p.q_nope_stride_b + warp * kCkvRow + (lane & 7) * 16;
+  asm volatile("" : "+l"(q));  // as in gather_lane
+  const u32 even = query + warp * kQuerySlab + r * kCkvRow + ((lane & 7 ^ r) << 4), odd = even ^ 64;
 #pragma unroll
   for (int i = 0; i < kHeads / 4; i++) {
-    const u32 r = 4 * i + (lane >> 3), h = head + r;
-    copy16(query + warp * kQuerySlab + r * kCkvRow + ((lane & 7 ^ r & 7) << 4), q + (u64)h * p.q_nope_stride_h,
-           h >= p.heads);
+    const u32 h = head + 4 * i + r;
+    copy16((i & 1 ? odd : even) + 4 * i * kCkvRow, q + (u64)h * p.q_nope_stride_h, h >= p.heads);
   }
   if (warp < kPeWarps) {
-    const u32 r = lane >> 1, h = head + r;
+    const u32 h = head + t;
     const u8 *pe = p.q_pe + (u64)request * p.q_pe_stride_b + warp * kPeRow + (lane & 1) * 16;
-    copy16(query + (kOwnQuery ? kWarps * kQuerySlab : kPeOffset) + warp * kQueryPeSlab + r * kPeRow +
-               ((lane & 1 ^ r >> 2 & 1) << 4),
+    copy16(query + (kOwnQuery ? kWarps * kQuerySlab : kPeOffset) + warp * kQueryPeSlab + t * kPeRow +
+               ((lane & 1 ^ t >> 2 & 1) << 4),
            pe + (u64)h * p.q_pe_stride_h, h >= p.heads);
   }
 }
@@ -445,11 +469,12 @@ __device__ __forceinline__ void gather_query(const Params &p, u32 query, int req
 
 // How many CTAs share a head in the merge of a request of `parts` parts: a power of two, so that slices are whole units.
 __device__ __forceinline__ int readers_of_head(int parts) {
-  return min(1 << (31 - __clz(max(parts / kHeads, 1))), kMaxCopies);
+  return min(1 << (31 - __clz((u32)parts / kHeads | 1)), kMaxCopies);
 }
 
-__device__ __forceinline__ u8 *slot_address(const Params &p, int slot, int group) {
-  return p.scratch + (u64)(u32)((slot << p.group_shift) + group) * kSlotBytes;
+// Bytes from the start of the scratch, which is far below 4 GiB: two slots a resident CTA.
+__device__ __forceinline__ u32 slot_offset(const Params &p, int slot, int group) {
+  return ((slot << p.group_shift) + group) * kSlotBytes;
 }
 
 // Attends to one segment for heads [head, head + 16) and writes it out: to `out` when the request is whole, else to scratch.
@@ -466,12 +491,13 @@ __device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segmen
   // trip into every tile.
   const auto fetch_indices = [&](int from, int to) {
 #pragma unroll 1
-    for (int i = from + 32 * warp + lane; i < min(to, count); i += kThreads)
+    for (u32 i = from + 32 * warp + lane; i < min(to, count); i += kThreads)
       copy4(shared_address(indices + i % kIndexRing),
-            p.kv_indices + s.entry + (kPaged ? (s.first + i) >> p.page_shift : s.first + i));
+            p.kv_indices + (u32)(s.entry + (kPaged ? (s.first + i) >> p.page_shift : s.first + i)));
   };
   const u32 query_at = stages + kSharedQuery;
-  gather_tile(p, stages, page[0], s.first, warp, lane, policy);
+  const GatherLane gather = gather_lane(p, stages, warp, lane);
+  gather_tile(p, gather, 0, page[0], s.first, warp, lane, policy);
   gather_query(p, query_at, s.request, head, warp, lane);
   fetch_indices(kStages * kTile, kIndexRing);
   copy_commit();
@@ -481,65 +507,71 @@ __device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segmen
   float running_max = -INFINITY, running_sum = 0.f;  // of this thread's tokens of softmax_head
   const int softmax_head = 2 * warp + (lane >> 4);
   const int r8 = lane & 7, quad = lane >> 3, row = lane >> 2;
+  // Where this lane's rows of stage 0 are for ldmatrix; units 2d and 2d + 1 of a row lie at the first ones' address ^ 32 d.
+  u32 keys_at = stages + warp * kCkvSlab + ((quad >> 1) * 8 + r8) * kCkvRow + ((quad & 1 ^ r8) << 4),
+      values_at = stages + warp * kCkvSlab + ((quad & 1) * 8 + r8) * kCkvRow + ((quad >> 1 ^ r8) << 4),
+      pe_at = stages + kPeOffset + warp * kPeSlab + ((quad >> 1) * 8 + r8) * kPeRow + ((quad & 1 ^ r8 >> 2) << 4);
+  asm volatile("" : "+r"(keys_at), "+r"(values_at), "+r"(pe_at));
   int stage = 0, fill = 1, next_page = page[1];
 #pragma unroll 1
   for (int k = 2 - kStages; k < tiles; k++) {  // round -1 only fills the ring
-    if (k >= 0) {
+    const u32 stage_offset = stage * kStageBytes;
+    if (kStages == 2 || k >= 0) {
       copy_wait<kStages - 2>();
       __syncwarp();
-    }
-    if (k == 0) {  // 16-byte copies and ldmatrix: loading fragments from global memory took 1,000 cycles more
-      const u32 q = query_at + warp * kQuerySlab,
-                pe = query_at + (kOwnQuery ? kWarps * kQuerySlab : kPeOffset) + warp * kQueryPeSlab;
-      const u32 r = lane & 15, c = lane >> 4;
+      if (k == 0) {  // 16-byte copies and ldmatrix: loading fragments from global memory took 1,000 cycles more
+        const u32 q = query_at + warp * kQuerySlab,
+                  pe = query_at + (kOwnQuery ? kWarps * kQuerySlab : kPeOffset) + warp * kQueryPeSlab;
+        const u32 r = lane & 15, c = lane >> 4;
 #pragma unroll
-      for (int d = 0; d < kSlabDims / 16; d++) load_matrix(query[d], q + r * kCkvRow + (((2 * d + c) ^ (r & 7)) << 4));
-      if (warp < kPeWarps) load_matrix(query[kSlabDims / 16], pe + r * kPeRow + ((c ^ (r >> 2 & 1)) << 4));
-      __syncwarp();
+        for (int d = 0; d < kSlabDims / 16; d++)
+          load_matrix(query[d], q + r * kCkvRow + (((2 * d + c) ^ (r & 7)) << 4));
+        if (warp < kPeWarps) load_matrix(query[kSlabDims / 16], pe + r * kPeRow + ((c ^ (r >> 2 & 1)) << 4));
+        __syncwarp();
+      }
+
+      // S, this warp's 64 (+16) of the 576 dims: [16 heads][32 tokens] as four 16 x 8 fragments.
+      float part[kTile / 8][4] = {};
+#pragma unroll
+      for (int d = 0; d < kSlabDims / 16; d++) {
+#pragma unroll
+        for (int n = 0; n < kTile / 16; n++) {
+          u32 b[4];
+          load_matrix(b, (keys_at + stage_offset ^ d << 5) + 16 * n * kCkvRow);
+          mma(part[2 * n], query[d], b[0], b[1]);
+          mma(part[2 * n + 1], query[d], b[2], b[3]);
+        }
+      }
+      if (warp < kPeWarps) {
+#pragma unroll
+        for (int n = 0; n < kTile / 16; n++) {
+          u32 b[4];
+          load_matrix(b, pe_at + stage_offset + 16 * n * kPeRow);
+          mma(part[2 * n], query[kSlabDims / 16], b[0], b[1]);
+          mma(part[2 * n + 1], query[kSlabDims / 16], b[2], b[3]);
+        }
+      }
+      float *mine = scores + (warp * kHeads + row) * kScorePitch + (lane & 3) * 2;
+#pragma unroll
+      for (int n = 0; n < kTile / 8; n++) {
+        *(float2 *)(mine + 8 * n) = make_float2(part[n][0], part[n][1]);
+        *(float2 *)(mine + 8 * kScorePitch + 8 * n) = make_float2(part[n][2], part[n][3]);
+      }
+      __syncthreads();
     }
+
+    // Here and not when the stage falls free: ten copies a lane would hold up the ldmatrix and stores of S behind them
+    // (B=64 2.3%, B=16 1.6% faster, together with fewer instructions for the addresses).
     const int ahead = k + kStages - 1;
     if (ahead < tiles)
-      gather_tile(p, stages + fill * kStageBytes, next_page, s.first + ahead * kTile, warp, lane, policy);
+      gather_tile(p, gather, fill * kStageBytes, next_page, s.first + ahead * kTile, warp, lane, policy);
     if (k % (kIndexRing / kTile / 2) == 0 && k > 0) fetch_indices(k * kTile + kIndexRing / 2, k * kTile + kIndexRing);
     copy_commit();
     fill = fill + 1 == kStages ? 0 : fill + 1;
-    if (k < 0) {
+    if (kStages > 2 && k < 0) {
       next_page = page[kStages - 1];
       continue;
     }
-
-    // S, this warp's 64 (+16) of the 576 dims: [16 heads][32 tokens] as four 16 x 8 fragments.
-    const u32 ckv = stages + stage * kStageBytes + warp * kCkvSlab,
-              kpe = stages + stage * kStageBytes + kPeOffset + warp * kPeSlab;
-    float part[kTile / 8][4] = {};
-#pragma unroll
-    for (int d = 0; d < kSlabDims / 16; d++) {
-#pragma unroll
-      for (int n = 0; n < kTile / 16; n++) {
-        u32 b[4];
-        const int t = 16 * n + (quad >> 1) * 8 + r8, c = 2 * d + (quad & 1);
-        load_matrix(b, ckv + t * kCkvRow + ((c ^ r8) << 4));
-        mma(part[2 * n], query[d], b[0], b[1]);
-        mma(part[2 * n + 1], query[d], b[2], b[3]);
-      }
-    }
-    if (warp < kPeWarps) {
-#pragma unroll
-      for (int n = 0; n < kTile / 16; n++) {
-        u32 b[4];
-        const int t = 16 * n + (quad >> 1) * 8 + r8, c = quad & 1;
-        load_matrix(b, kpe + t * kPeRow + ((c ^ (t >> 2 & 1)) << 4));
-        mma(part[2 * n], query[kSlabDims / 16], b[0], b[1]);
-        mma(part[2 * n + 1], query[kSlabDims / 16], b[2], b[3]);
-      }
-    }
-    float *mine = scores + (warp * kHeads + row) * kScorePitch + (lane & 3) * 2;
-#pragma unroll
-    for (int n = 0; n < kTile / 8; n++) {
-      *(float2 *)(mine + 8 * n) = make_float2(part[n][0], part[n][1]);
-      *(float2 *)(mine + 8 * kScorePitch + 8 * n) = make_float2(part[n][2], part[n][3]);
-    }
-    __syncthreads();
 
     // Softmax: a thread owns two tokens of one head, sums the eight partial scores and scales in fp32 (a scaled bf16 q fails
     // the gate).
@@ -562,7 +594,7 @@ __device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segmen
       running_sum = running_sum * old + (p_x + p_y);
       running_max = new_max;
       const int next = (k + kStages) * kTile + lane;
-      next_page = next < count ? indices[next % kIndexRing] : -1;
+      next_page = next < count ? indices[(u32)next % kIndexRing] : -1;
     }
     __syncthreads();
 
@@ -584,8 +616,7 @@ __device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segmen
 #pragma unroll
       for (int d = 0; d < kSlabDims / 16; d++) {
         u32 b[4];
-        const int t = 16 * n + (quad & 1) * 8 + r8, c = 2 * d + (quad >> 1);
-        load_matrix_transposed(b, ckv + t * kCkvRow + ((c ^ r8) << 4));
+        load_matrix_transposed(b, (values_at + stage_offset ^ d << 5) + 16 * n * kCkvRow);
         mma(out[2 * d], prob[n], b[0], b[1]);
         mma(out[2 * d + 1], prob[n], b[2], b[3]);
       }
@@ -609,13 +640,14 @@ __device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segmen
   }
   __syncwarp();
   const i64 first_head = (i64)s.request * p.heads + head;
-  u8 *slot = slot_address(p, slot_of(s, s.part), group), *target = whole ? (u8 *)(p.out + first_head * kDimCkv) : slot;
+  u8 *slot = p.scratch + slot_offset(p, slot_of(s, s.part), group);
+  u8 *target = (whole ? (u8 *)(p.out + first_head * kDimCkv) : slot) +
+               (u32)((lane >> 3) * kDimCkv * 2 + warp * kCkvRow + (lane & 7) * 16);
 #pragma unroll
   for (int i = 0; i < kHeads / 4; i++) {
     const int r = 4 * i + (lane >> 3);
     const uint4 v = *(const uint4 *)(slab + r * kOutPitch + (lane & 7) * 16);
-    u8 *at = target + (r * kDimCkv + warp * kSlabDims) * 2 + (lane & 7) * 16;
-    store_relaxed_if(!whole || head + r < p.heads, at, v);
+    store_relaxed_if(!whole || head + r < p.heads, target + 4 * i * kDimCkv * 2, v);
   }
   // lse from the probabilities as they were before rounding; `out` is divided by the sum of those that it was made of.
 #pragma unroll
@@ -638,21 +670,21 @@ struct Partial {
 
 // Where a slice lives in the slots: `unit` and the lse word of its head, parts member, member + groups, ... of `parts`.
 struct Slice {
-  int parts, member, groups, unit, lse_at;
+  int parts, member, groups;
+  u32 unit, lse_at;
 };
 
 // Adds up to kParts parts from `part` on to `total`, when they have arrived, and empties their units. A value that is looked at
 // before it is written comes from DRAM, 16 KiB a part, while others still stream their rows: values are asked for when the lse
-// words are there (B=64 1.375x -> 1.406x, B=16 1.559x -> 1.576x of FlashInfer). A batch of one has DRAM to spare and asks for both
-// at once (the round trip saved is 2% there), repeating the arithmetic so that its instructions are at hand.
+// words are there (B=64 1.376x -> 1.400x of FlashInfer). A batch of one has DRAM to spare and asks for both at once (the round
+// trip saved is 2% there), repeating the arithmetic so that its instructions are at hand.
 template <int kParts>
 __device__ __forceinline__ void merge_parts(const Params &p, const Segment &s, const Slice &a, int part, int group,
                                             Partial &total) {
   const Partial before = total;
-  const u8 *first = slot_address(p, slot_of(s, part), group),
-           *second = slot_address(p, slot_of(s, part + a.groups), group);
+  const u32 first = slot_offset(p, slot_of(s, part), group), second = slot_offset(p, slot_of(s, part + a.groups), group);
   const u32 step = (a.groups * (kFlat ? 2 : 1) << p.group_shift) * kSlotBytes;
-  const auto slot = [&](int i) { return i == 0 ? first : second + (i - 1) * (u64)step; };
+  const auto slot = [&](int i) { return p.scratch + (i == 0 ? first : second + (i - 1) * step); };
   const auto present = [&](int i) { return i == 0 || part + i * a.groups < a.parts; };
   bool waiting;
   do {
@@ -676,7 +708,7 @@ __device__ __forceinline__ void merge_parts(const Params &p, const Segment &s, c
     total = before;
 #pragma unroll
     for (int i = 0; i < kParts; i++) {
-      waiting |= v[i].x == kEmpty || lse[i] == kEmpty;
+      waiting |= v[i].x == kEmpty || (!kLseFirst && lse[i] == kEmpty);
       total.max = fmaxf(total.max, __uint_as_float(lse[i]));
     }
     const float origin = total.max == -INFINITY ? 0.f : total.max, old = exp2_approx(before.max - origin);
@@ -695,46 +727,48 @@ __device__ __forceinline__ void merge_parts(const Params &p, const Segment &s, c
   } while (waiting);
 #pragma unroll
   for (int i = 0; i < kParts; i++)
-    store_relaxed_if(present(i), (u8 *)slot(i) + a.unit * 16, make_uint4(kEmpty, kEmpty, kEmpty, kEmpty));
+    store_relaxed_if(present(i), slot(i) + a.unit * 16, make_uint4(kEmpty, kEmpty, kEmpty, kEmpty));
 }
 
 // The lse words of a slice back to kEmpty, once all of the CTA's threads have read them.
-__device__ __forceinline__ void empty_lse(const Params &p, const Segment &s, int group, int lse_at, int heads,
+__device__ __forceinline__ void empty_lse(const Params &p, const Segment &s, int group, u32 lse_at, u32 heads,
                                           int thread, int threads) {
 #pragma unroll 1
   for (int part = thread; part < s.parts; part += threads) {
-    u32 *lse = (u32 *)(slot_address(p, slot_of(s, part), group) + lse_at);
+    u32 *lse = (u32 *)(p.scratch + slot_offset(p, slot_of(s, part), group) + lse_at);
 #pragma unroll 1
-    for (int h = 0; h < heads; h++) store_relaxed(lse + h, kEmpty);
+    for (u32 h = 0; h < heads; h++) store_relaxed(lse + h, kEmpty);
   }
 }
 
 // This CTA's slice of a split request: whole heads while parts <= 16, else one of `readers` slices of a head. A thread takes one
 // 16-byte unit of every `groups`-th part, two to eight loads in flight; the groups' sums then meet in shared memory, where a
-// thread combines two values of a unit over all groups. The order is always the same.
+// thread combines two values of a unit over (at most) four groups, and shuffles add up such fours. The order is always the same.
 __device__ __forceinline__ void merge(const Params &p, u8 *shared, const Segment &s, int group, int warp, int lane) {
-  const int readers = readers_of_head(s.parts);
-  int first_unit, last_unit;
+  const u32 readers = readers_of_head(s.parts);
+  u32 first_unit, last_unit;
   if (s.parts <= kHeads) {
-    first_unit = s.part * kHeads / s.parts * kUnits;
-    last_unit = (s.part + 1) * kHeads / s.parts * kUnits;
+    const float parts = s.parts, inverse = reciprocal(parts);
+    first_unit = ceil_div_small(s.part * kHeads, parts, inverse) * kUnits;
+    last_unit = ceil_div_small((s.part + 1) * kHeads, parts, inverse) * kUnits;
   } else {
     if (s.part >= kHeads * readers) return;
     first_unit = s.part * (kUnits / readers);
     last_unit = first_unit + kUnits / readers;
   }
-  const int copy = s.part & (readers - 1), units = min(last_unit - first_unit, kThreads);
-  const int width_log = 32 - __clz(units - 1), width = 1 << width_log,
-            groups = kThreads >> width_log;  // width: a power of two >= units
-  const int thread = 32 * warp + lane, first_head = first_unit / kUnits,
+  const u32 copy = s.part & (readers - 1), units = min(last_unit - first_unit, kThreads);
+  const int width_log = 32 - __clz(units - 1);  // width: a power of two >= units
+  const u32 width = 1 << width_log, groups = kThreads >> width_log;
+  const int splits_log = max(6 - width_log, 0);  // of groups / 4
+  const u32 thread = 32 * warp + lane, first_head = first_unit / kUnits,
             heads = (last_unit - 1) / kUnits - first_head + 1;
-  const int lse_at = kLseOffset + (copy * kHeads + first_head) * 4;
+  const u32 lse_at = kLseOffset + (copy * kHeads + first_head) * 4;
   const u32 out_head = s.request * p.heads + group * kHeads;  // of the group's head 0
   Slice a;
   a.parts = s.parts, a.member = thread >> width_log, a.groups = groups;
 
 #pragma unroll 1
-  for (int from = first_unit; from < last_unit; from += kThreads) {
+  for (u32 from = first_unit; from < last_unit; from += kThreads) {
     a.unit = from + (thread & width - 1);
     a.lse_at = lse_at + (min(a.unit, last_unit - 1) / kUnits - first_head) * 4;
     Partial total = {-INFINITY, 0.f, {}};
@@ -749,7 +783,7 @@ __device__ __forceinline__ void merge(const Params &p, u8 *shared, const Segment
           merge_parts<kBatch>(p, s, a, part, group, total);
     }
     if (groups == 1) {
-      const int h = a.unit / kUnits;
+      const u32 h = a.unit / kUnits;
       if (a.unit < last_unit && group * kHeads + h < p.heads) {
         const float inverse = reciprocal(total.sum);
         uint4 v;
@@ -770,20 +804,32 @@ __device__ __forceinline__ void merge(const Params &p, u8 *shared, const Segment
     for (int e = 0; e < 4; e++) values[e * kThreads + thread] = make_float2(total.value[2 * e], total.value[2 * e + 1]);
     __syncthreads();
 #pragma unroll 1
-    for (int i = thread; i < 4 * width; i += kThreads) {
-      const int lane_unit = i & width - 1, pair = i >> width_log, unit = from + lane_unit, h = unit / kUnits;
+    for (u32 i = thread >> splits_log; i < 4 * width; i += kThreads >> splits_log) {
+      const u32 split = thread & (1 << splits_log) - 1, lane_unit = i & width - 1, pair = i >> width_log;
+      const u32 unit = from + lane_unit, h = unit / kUnits;
+      const u32 first = (split << width_log) + lane_unit, stride = width << splits_log;
       float top = -INFINITY, sum = 0.f, x = 0.f, y = 0.f;
-#pragma unroll 4
-      for (int g = 0; g < groups; g++) top = fmaxf(top, maxima[(g << width_log) + lane_unit]);
+#pragma unroll 1
+      for (u32 at = first; at < kThreads; at += 2 * stride) top = fmaxf(top, fmaxf(maxima[at], maxima[at + stride]));
+#pragma unroll 1
+      for (int d = 1; d < 1 << splits_log; d <<= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
       top = top == -INFINITY ? 0.f : top;
-#pragma unroll 4
-      for (int g = 0; g < groups; g++) {
-        const int at = (g << width_log) + lane_unit;
-        const float scale = exp2_approx(maxima[at] - top);
-        const float2 v = values[pair * kThreads + at];
-        sum += scale * weights[at], x += scale * v.x, y += scale * v.y;
+#pragma unroll 1
+      for (u32 two = first; two < kThreads; two += 2 * stride) {
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+          const u32 at = two + half * stride;
+          const float scale = exp2_approx(maxima[at] - top);
+          const float2 v = values[pair * kThreads + at];
+          sum += scale * weights[at], x += scale * v.x, y += scale * v.y;
+        }
       }
-      if (unit < last_unit && group * kHeads + h < p.heads) {
+#pragma unroll 1
+      for (int d = 1; d < 1 << splits_log; d <<= 1) {
+        sum += __shfl_xor_sync(~0u, sum, d);
+        x += __shfl_xor_sync(~0u, x, d), y += __shfl_xor_sync(~0u, y, d);
+      }
+      if (split == 0 && unit < last_unit && group * kHeads + h < p.heads) {
         const float inverse = reciprocal(sum);
         *((u32 *)p.out + ((u64)(out_head + h) * kUnits + unit % kUnits) * 4 + pair) = pack(x * inverse, y * inverse);
         if (unit % kUnits == 0 && pair == 0) p.lse[out_head + h] = top + log2_approx(sum);
@@ -872,7 +918,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MLA_CTAS_PER_SM)
 #else
   // Bring the page indices near this CTA's share to L2 while kv_indptr travels: together the CTAs cover them all.
   if (warp == 0) {
-    const int each = (p.num_indices + ctas - 1) / ctas, at = cta * each + lane * 32;
+    const int each = (int)(p.num_indices * p.even) + 1, at = cta * each + lane * 32;
     if (lane * 32 < each && at < p.num_indices) prefetch_l2(p.kv_indices + at);
   }
   bool empties;
