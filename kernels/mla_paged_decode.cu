@@ -32,7 +32,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-constexpr int kStages = MLA_STAGES;     // ring depth, 2 or 3
+constexpr int kStages = MLA_STAGES;     // ring depth
 constexpr bool kPaged = MLA_PAGED;      // page size > 1 or kv_lens given: a token's row is looked up through its page
 constexpr bool kFlat = MLA_FLAT;        // equal token counts a CTA instead of one (request, piece) a CTA
 constexpr int kPerLane = MLA_PER_LANE;  // requests a lane plans, batch <= 32 * kPerLane; 0: a batch of one, or kFlat
@@ -47,14 +47,11 @@ constexpr int kCkvRow = 2 * kSlabDims, kPeRow = 2 * kPeDims;  // bytes of a slab
 constexpr int kCkvSlab = kTile * kCkvRow, kPeSlab = kTile * kPeRow;
 constexpr int kPeOffset = kWarps * kCkvSlab;
 constexpr int kStageBytes = kPeOffset + kPeWarps * kPeSlab;
-constexpr bool kOwnQuery =
-    kStages > 2;  // room for q beside the ring; else it borrows the last stage until tile 0 is read
-constexpr int kQuerySlab = kOwnQuery ? kHeads * kCkvRow : kCkvSlab,
-              kQueryPeSlab = kOwnQuery ? kHeads * kPeRow : kPeSlab;
-constexpr int kQueryBytes = kOwnQuery ? kWarps * kQuerySlab + kPeWarps * kQueryPeSlab : 0;
 constexpr int kOutPitch =
     kCkvRow + 16;  // bytes; rows of a warp's results on distinct banks, without a swizzle to compute
 constexpr int kScorePitch = kTile + 8;  // floats; 8 more than a row keeps the fragment stores free of bank conflicts
+constexpr int kScoreSlab = kHeads * kScorePitch * 4;            // bytes of a warp's scores; before the first, its slice of q:
+constexpr int kQueryPe = kHeads * kCkvRow;                      // [16 heads][64 dims], then [16 heads][16 dims]
 constexpr int kProbPitch = 2 * kTile + 16;  // bytes; ldmatrix rows on distinct banks
 constexpr int kIndexRing = 1024;            // page indices held in shared memory; refilled in halves
 constexpr int kMinChunk = 32;               // fewer tokens a CTA than one tile only adds parts to merge
@@ -66,9 +63,8 @@ constexpr int kSlotBytes = kLseOffset + kHeads * kMaxCopies * 4;
 constexpr u32 kEmpty = 0xffffffffu;  // neither two bf16/fp16 results nor an fp32 result: conversions give 0x7fff as NaN
 
 constexpr int kMergeBytes = kThreads * 10 * 4;  // a Partial a thread
-constexpr int kScoreBytes = kWarps * kHeads * kScorePitch * 4;
-constexpr int kSharedQuery = (kOwnQuery ? kStages : kStages - 1) * kStageBytes;
-constexpr int kSharedScores = kStages * kStageBytes + kQueryBytes;
+constexpr int kScoreBytes = kWarps * kScoreSlab;
+constexpr int kSharedScores = kStages * kStageBytes;
 constexpr int kSharedProbs = kSharedScores + kScoreBytes;
 constexpr int kSharedStats = kSharedProbs + kHeads * kProbPitch;  // rescale[16]
 constexpr int kSharedPlan = kSharedStats + kHeads * 4;  // flat plan: sums of the warps, the split requests, the plan
@@ -76,7 +72,8 @@ constexpr int kSharedSplit = kSharedPlan + 64, kSharedFlat = kSharedSplit + 64;
 constexpr int kSharedIndices = kSharedFlat + 64;
 constexpr int kSharedBytes = kSharedIndices + kIndexRing * 4;
 
-static_assert(kStages == 2 || kStages == 3, "the rounds before tile 0 take their pages from registers");
+static_assert(kStages >= 2 && kQueryPe + kHeads * kPeRow <= kScoreSlab && kScoreSlab % 128 == 0,
+              "a warp's slice of q waits where its scores will be");
 static_assert(kMergeBytes <= kScoreBytes, "the merge reuses the score buffer");
 
 struct Params {
@@ -445,12 +442,12 @@ __device__ __forceinline__ void gather_tile(const Params &p, const GatherLane &g
   }
 }
 
-// Starts the copy of this warp's slice of q, swizzled as a stage's slabs are, rows past the last head as zeros.
+// Starts the copy of this warp's slice of q to `query`, swizzled as a stage's slabs are, rows past the last head as zeros.
 __device__ __forceinline__ void gather_query(const Params &p, u32 query, int request, int head, int warp, int lane) {
   const u32 r = lane >> 3, t = lane >> 1;
   const u8 *q = p.q_nope + (u64)request * p.q_nope_stride_b + warp * kCkvRow + (lane & 7) * 16;
   asm volatile("" : "+l"(q));  // as in gather_lane
-  const u32 even = query + warp * kQuerySlab + r * kCkvRow + ((lane & 7 ^ r) << 4), odd = even ^ 64;
+  const u32 even = query + r * kCkvRow + ((lane & 7 ^ r) << 4), odd = even ^ 64;
 #pragma unroll
   for (int i = 0; i < kHeads / 4; i++) {
     const u32 h = head + 4 * i + r;
@@ -459,9 +456,7 @@ __device__ __forceinline__ void gather_query(const Params &p, u32 query, int req
   if (warp < kPeWarps) {
     const u32 h = head + t;
     const u8 *pe = p.q_pe + (u64)request * p.q_pe_stride_b + warp * kPeRow + (lane & 1) * 16;
-    copy16(query + (kOwnQuery ? kWarps * kQuerySlab : kPeOffset) + warp * kQueryPeSlab + t * kPeRow +
-               ((lane & 1 ^ t >> 2 & 1) << 4),
-           pe + (u64)h * p.q_pe_stride_h, h >= p.heads);
+    copy16(query + kQueryPe + t * kPeRow + ((lane & 1 ^ t >> 2 & 1) << 4), pe + (u64)h * p.q_pe_stride_h, h >= p.heads);
   }
 }
 
@@ -495,12 +490,8 @@ __device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segmen
       copy4(shared_address(indices + i % kIndexRing),
             p.kv_indices + (u32)(s.entry + (kPaged ? (s.first + i) >> p.page_shift : s.first + i)));
   };
-  const u32 query_at = stages + kSharedQuery;
+  const u32 query_at = stages + kSharedScores + warp * kScoreSlab;
   const GatherLane gather = gather_lane(p, stages, warp, lane);
-  gather_tile(p, gather, 0, page[0], s.first, warp, lane, policy);
-  gather_query(p, query_at, s.request, head, warp, lane);
-  fetch_indices(kStages * kTile, kIndexRing);
-  copy_commit();
 
   u32 query[kSlabDims / 16 + 1][4];
   float out[kSlabDims / 8][4] = {}, row_sum[4] = {};
@@ -512,21 +503,20 @@ __device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segmen
       values_at = stages + warp * kCkvSlab + ((quad & 1) * 8 + r8) * kCkvRow + ((quad >> 1 ^ r8) << 4),
       pe_at = stages + kPeOffset + warp * kPeSlab + ((quad >> 1) * 8 + r8) * kPeRow + ((quad & 1 ^ r8 >> 2) << 4);
   asm volatile("" : "+r"(keys_at), "+r"(values_at), "+r"(pe_at));
-  int stage = 0, fill = 1, next_page = page[1];
+  int stage = 0, fill = 0, next_page = page[0];
 #pragma unroll 1
-  for (int k = 2 - kStages; k < tiles; k++) {  // round -1 only fills the ring
+  for (int k = 1 - kStages; k < tiles; k++) {  // rounds before 0 only fill the ring
     const u32 stage_offset = stage * kStageBytes;
-    if (kStages == 2 || k >= 0) {
+    if (k >= 0) {
       copy_wait<kStages - 2>();
       __syncwarp();
       if (k == 0) {  // 16-byte copies and ldmatrix: loading fragments from global memory took 1,000 cycles more
-        const u32 q = query_at + warp * kQuerySlab,
-                  pe = query_at + (kOwnQuery ? kWarps * kQuerySlab : kPeOffset) + warp * kQueryPeSlab;
         const u32 r = lane & 15, c = lane >> 4;
+        const u32 q = query_at + r * kCkvRow + ((c ^ r & 7) << 4);
 #pragma unroll
-        for (int d = 0; d < kSlabDims / 16; d++)
-          load_matrix(query[d], q + r * kCkvRow + (((2 * d + c) ^ (r & 7)) << 4));
-        if (warp < kPeWarps) load_matrix(query[kSlabDims / 16], pe + r * kPeRow + ((c ^ (r >> 2 & 1)) << 4));
+        for (int d = 0; d < kSlabDims / 16; d++) load_matrix(query[d], q ^ d << 5);
+        if (warp < kPeWarps)
+          load_matrix(query[kSlabDims / 16], query_at + kQueryPe + r * kPeRow + ((c ^ (r >> 2 & 1)) << 4));
         __syncwarp();
       }
 
@@ -565,11 +555,15 @@ __device__ __forceinline__ void attend(const Params &p, u8 *shared, const Segmen
     const int ahead = k + kStages - 1;
     if (ahead < tiles)
       gather_tile(p, gather, fill * kStageBytes, next_page, s.first + ahead * kTile, warp, lane, policy);
-    if (k % (kIndexRing / kTile / 2) == 0 && k > 0) fetch_indices(k * kTile + kIndexRing / 2, k * kTile + kIndexRing);
+    if (ahead == 0) gather_query(p, query_at, s.request, head, warp, lane);
+    if (ahead == 0 || (k > 0 && k % (kIndexRing / kTile / 2) == 0))
+      fetch_indices(k < 0 ? kStages * kTile : k * kTile + kIndexRing / 2, max(k, 0) * kTile + kIndexRing);
     copy_commit();
     fill = fill + 1 == kStages ? 0 : fill + 1;
-    if (kStages > 2 && k < 0) {
-      next_page = page[kStages - 1];
+    if (k < 0) {
+      next_page = page[1];
+#pragma unroll
+      for (int i = 1; i + 1 < kStages; i++) page[i] = page[i + 1];
       continue;
     }
 
@@ -690,20 +684,26 @@ __device__ __forceinline__ void merge_parts(const Params &p, const Segment &s, c
   do {
     uint4 v[kParts];
     u32 lse[kParts];
+    const auto load_lse = [&] {
 #pragma unroll
-    for (int i = 0; i < kParts; i++) {
-      lse[i] = 0xff800000u;  // -inf: no weight
-      v[i] = make_uint4(0, 0, 0, 0);
-      load_relaxed_if(present(i), lse[i], slot(i) + a.lse_at);
-    }
+      for (int i = 0; i < kParts; i++) {
+        lse[i] = 0xff800000u;  // -inf: no weight
+        load_relaxed_if(present(i), lse[i], slot(i) + a.lse_at);
+      }
+    };
     if constexpr (kLseFirst) {
+      load_lse();
       waiting = false;
 #pragma unroll
       for (int i = 0; i < kParts; i++) waiting |= lse[i] == kEmpty;
       if (waiting) continue;
     }
 #pragma unroll
-    for (int i = 0; i < kParts; i++) load_relaxed_if(present(i), v[i], slot(i) + a.unit * 16);
+    for (int i = 0; i < kParts; i++) {
+      v[i] = make_uint4(0, 0, 0, 0);
+      load_relaxed_if(present(i), v[i], slot(i) + a.unit * 16);
+    }
+    if constexpr (!kLseFirst) load_lse();  // last: what is used first would have the compiler wait for it between the loads
     waiting = false;
     total = before;
 #pragma unroll

@@ -25,7 +25,6 @@ THREADS = 256
 TILE = 32
 SLOT_BYTES = 16 * 512 * 2 + 16 * 8 * 4
 STAGE_BYTES = TILE * (512 + 64) * 2
-QUERY_BYTES = 16 * (512 + 64) * 2
 FIXED_SHARED_BYTES = 8 * 16 * 40 * 4 + 16 * 80 + 16 * 4 + 3 * 64 + 1024 * 4
 PARAMS = struct.Struct("10Q8I3f6i4x")
 
@@ -60,7 +59,7 @@ class Variant:
         }
 
     def shared_bytes(self) -> int:
-        return self.stages * STAGE_BYTES + (QUERY_BYTES if self.stages > 2 else 0) + FIXED_SHARED_BYTES
+        return self.stages * STAGE_BYTES + FIXED_SHARED_BYTES
 
 
 def choose_variant(*, batch: int, head_groups: int, tokens: int, sm_count: int, fp16: bool, paged: bool) -> Variant:
